@@ -28,12 +28,11 @@ USES_A_PIPE := tests/compat tests/integration $(addprefix --ignore=tests/integra
 ON_CORE := REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest -q
 ON_TWIN := REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
 
-.PHONY: help bench alternatives test test-all test-versions compat simulate planted torture torture-short coverage sanitize \
+.PHONY: help bench test test-all test-versions compat simulate planted torture torture-short coverage sanitize \
 	fuzz docs docs-links lint format wheel clean
 
 help:
 	@echo "make bench        locks taken, released and waited for on a real server, beside redis-py"
-	@echo "make alternatives the same lock in PostgreSQL and etcd, which it installs (Debian; root or sudo)"
 	@echo "make test         in 3 to 6 minutes: the compiled core on Valkey and asyncio, its pure-Python twin in short"
 	@echo "make test-all     make test, and the rest: every kind of server, uvloop, slow tests, the twin, long simulations"
 	@echo "make test-versions the suite on every interpreter at hand, 3.10 to 3.14, and on redis-py 5.0, 6.4, 7.1"
@@ -60,15 +59,7 @@ $(VENV)/installed: $(SOURCES)
 	touch $@
 
 bench: $(VENV)/installed
-	$(BIN)/python -m bench throughput --mode main
-	$(BIN)/python -m bench latency --rtt 1 --callers 8 --kinds threads
-	$(BIN)/python -m bench contention --preset short
-
-# Only what is missing. Debian starts the services that it installs: the bench does not use them, it starts its own.
-alternatives: $(VENV)/installed
-	ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || { $(APT_INSTALL) postgresql; }
-	command -v etcd >/dev/null || { $(APT_INSTALL) etcd-server; }
-	$(BIN)/python -m bench alternatives
+	$(BIN)/python -m bench
 
 test: $(VENV)/installed
 	$(ON_CORE) $(AT_A_TIME)

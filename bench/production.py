@@ -15,10 +15,10 @@ import shutil
 import statistics
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ import redis.asyncio
 
 import redislock_fast
 import redislock_fast.asyncio
-from bench.contestants import LEASE_S, OURS, REDIS_PY, AbsentError, CheckFailedError
+from bench.cluster import open_cluster
+from bench.contestants import LEASE_S, OURS, REDIS_PY, AbsentError
 from bench.guard.counted import METRICS
-from bench.measuring import arguments, report, servers
+from bench.measuring import arguments, report
 from bench.measuring.rounds import Entrant, Sample, race
-from bench.topology import open_cluster
-from bench.workloads.threads import take_turns
+from bench.workloads.callers import close_loop, take_turns, take_turns_in_tasks
 from redislock_fast.server import Server, find_binary, free_port
 
 HELP = "locks with what production turns on, beside plain ones: limits, renewal, metrics, a cluster, TLS"
@@ -47,23 +47,14 @@ _NO_GOALS: _Goals = (None, None, None, None)
 
 @dataclass(frozen=True)
 class Setting:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: in the table.
-        beside: the setting to which its ratio is taken.
-        place: where its locks are, a key of what `open_places` yields.
-        options: of our locks; None: its locks are redis-py's.
-        metrics: our module that is installed while its locks are made.
-        goals: the least ratios, by `_CALLERS`; None for none.
-    """
-
-    name: str
-    beside: str = _PLAIN
-    place: str = "server"
-    options: Mapping[str, Any] | None = field(default_factory=dict)
-    metrics: str | None = None
-    goals: _Goals = _NO_GOALS
+    name: str  # in the table
+    beside: str = _PLAIN  # the setting to which its ratio is taken
+    place: str = "server"  # where its locks are, a key of what `open_places` yields
+    options: Mapping[str, Any] | None = field(default_factory=dict)  # of our locks; None: its locks are redis-py's
+    metrics: str | None = None  # our module that is installed while its locks are made
+    goals: _Goals = _NO_GOALS  # the least ratios, by `_CALLERS`; None for none
 
     @property
     def about(self) -> str:
@@ -111,44 +102,24 @@ _PEERS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--rounds", type=arguments.positive(int), default=10, help="default: %(default)s")
+    arguments.add_rounds(parser, 10, 0.2, of="setting")
+    names = tuple(_CALLERS)
     parser.add_argument(
-        "--seconds",
-        type=arguments.positive(float),
-        default=0.2,
-        help="for each setting and round (default: %(default)s)",
+        "--callers", type=arguments.some_of(names), default=list(names), metavar="CALLERS,...", help=", ".join(names)
     )
-    parser.add_argument(
-        "--callers",
-        type=arguments.some_of(tuple(_CALLERS)),
-        default=list(_CALLERS),
-        metavar="CALLERS,...",
-        help=", ".join(_CALLERS),
-    )
-    arguments.add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Measure, and print the table."""
-    servers.allow_open_files()
-    try:
-        with open_places() as places:
-            rates, absent = _measure(places, options)
-    except CheckFailedError as error:
-        report.say(f"CHECK FAILED: {error}")
-        return 1
-    except (AbsentError, FileNotFoundError) as error:
-        return servers.refuse("embedded", error)
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, and return the figures."""
+    with open_places() as places:
+        rates, absent = _measure(places, options)
     title = f"{options.rounds} rounds of {options.seconds:g} s; {OURS} is {redislock_fast.implementation}"
     rows = [_row(setting, rates, options.callers) for setting in SETTINGS]
     report.table(title, ["pairs/s : pairs/s", *options.callers], rows, words=1)
     print("After a figure, its goal: it is met (>=) or missed (<).")
     for name, reason in absent.items():
         print(f"{name}: {reason}")
-    if options.json:
-        by_callers = {callers: {name: found for (name, _), found in of.items()} for callers, of in rates.items()}
-        report.save_json(options.json, {"command": "production", **report.environment(), "pairs_per_s": by_callers})
-    return 0
+    return {"pairs_per_s": {of: {name: found for (name, _), found in by.items()} for of, by in rates.items()}}
 
 
 _Rates = dict[str, dict[tuple[str, str], list[float]]]
@@ -168,7 +139,7 @@ def _measure(places: Mapping[str, Mapping[str, Any]], options: argparse.Namespac
                     absent[setting.name] = str(reason)
                 else:
                     where = setting.name, setting.place
-                    entrants[where] = Entrant(setting.name, setting.name, callers, crew, lambda: None)
+                    entrants[where] = Entrant(setting.name, callers, crew)
             race(list(entrants.values()), options.rounds, options.seconds)
             rates[callers] = {where: entrant.rates for where, entrant in entrants.items()}
     return rates, absent
@@ -181,49 +152,19 @@ def _crew(
     if setting.place not in places:
         raise AbsentError("no redis-server, or no program openssl, here")
     count, where = _CALLERS[callers], places[setting.place]
-    if setting.name == _IN_CLUSTER and callers == "100 tasks":
+    of_client = {**where, "max_connections": 2 * count}
+    in_cluster = setting.place == "cluster"
+    client: Any
+    if "thread" in callers:
+        client = closing.enter_context((redis.RedisCluster if in_cluster else redis.Redis)(**of_client))
+        return partial(take_turns, setting.locks(client, count, for_asyncio=False))
+    if setting.name == _IN_CLUSTER and count > 1:
         raise AbsentError("with 100 tasks, redis-py's cluster client fails while it connects")
-    if "task" in callers:
-        return _Tasks(setting, where, count, closing).measure
-    kind: Any = redis.RedisCluster if setting.place == "cluster" else redis.Redis
-    client = closing.enter_context(kind(**where, max_connections=2 * count))
-    locks = setting.locks(client, count, for_asyncio=False)
-    return lambda seconds: Sample(take_turns(locks, seconds).pairs_per_s)
-
-
-class _Tasks:
-    """Tasks with a lock each, in an event loop that stays."""
-
-    def __init__(self, setting: Setting, where: Mapping[str, Any], count: int, closing: ExitStack) -> None:
-        self._loop = asyncio.new_event_loop()
-        closing.callback(self._close)
-        kind: Any = redis.asyncio.RedisCluster if setting.place == "cluster" else redis.asyncio.Redis
-        self._client = kind(**where, max_connections=2 * count)
-        self._locks = setting.locks(self._client, count, for_asyncio=True)
-
-    def measure(self, seconds: float) -> Sample:
-        """Acquire and release all locks for some seconds."""
-        return Sample(self._loop.run_until_complete(self._pairs_per_s(seconds)))
-
-    async def _pairs_per_s(self, seconds: float) -> float:
-        async def work(lock: Any) -> int:
-            pairs = 0
-            while time.perf_counter() < deadline or not pairs:
-                if not await lock.acquire():
-                    raise CheckFailedError("a free lock was not acquired")
-                await lock.release()
-                pairs += 1
-            return pairs
-
-        began = time.perf_counter()
-        deadline = began + seconds
-        pairs = sum(await asyncio.gather(*map(work, self._locks)))
-        return pairs / (time.perf_counter() - began)
-
-    def _close(self) -> None:
-        self._loop.run_until_complete(self._client.aclose())
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.close()
+    loop = asyncio.new_event_loop()
+    client = (redis.asyncio.RedisCluster if in_cluster else redis.asyncio.Redis)(**of_client)
+    closing.callback(close_loop, loop, client)
+    locks = setting.locks(client, count, for_asyncio=True)
+    return lambda seconds: loop.run_until_complete(take_turns_in_tasks(locks, seconds))
 
 
 def _row(setting: Setting, rates: _Rates, callers: Sequence[str]) -> list[str]:
@@ -247,8 +188,7 @@ def _row(setting: Setting, rates: _Rates, callers: Sequence[str]) -> list[str]:
 def open_places() -> Iterator[Mapping[str, Mapping[str, Any]]]:
     """Start a server, a cluster, and a server with TLS where there can be one.
 
-    Yields:
-        By the name of a place, what a client of redis-py takes.
+    Yields what a client of redis-py takes, by the name of a place.
     """
     with ExitStack() as closing:
         server = closing.enter_context(Server())

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import redis
 
 from bench.contestants import CheckFailedError
 from bench.measuring import arguments, report, servers
-from bench.measuring.tables import Column, print_rows
+from bench.measuring.report import Column
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import LEAVE, PASS_ON, WAIT, Script
 from redislock_fast._util.tokens import CONTENDED_FLAG, new_token
-from redislock_fast.server import Server
 
 HELP = "for how long a script holds up the server, with 100,000 waiters"
 
@@ -32,7 +29,7 @@ _PIECE = 1000
 _FAR_MS = 3_600_000
 _GOAL_US = 1000
 
-COLUMNS = (
+_COLUMNS = (
     Column("script", str, ("script",)),
     Column("queue", str, ("queue",)),
     Column("p50 us", str, ("p50_us",)),
@@ -41,90 +38,72 @@ COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class _Story:
-    """One row.
-
-    Attributes:
-        script: what is sent.
-        queue: what the queue is like.
-        channels: over how many channels the waiters are spread; 0: all are on the channel that has a listener.
-        send: sends the script once.
-    """
-
-    script: str
-    queue: str
-    channels: int
-    send: Callable[[redis.Redis], Any]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--server", choices=servers.CHOICES, default="embedded", help="default: %(default)s, a Valkey")
+    arguments.add_kind(parser)
     number = arguments.positive(int)
     parser.add_argument("--waiters", type=number, default=100_000, help="in the queue (default: %(default)s)")
     parser.add_argument("--count", type=number, default=1000, help="executions of each (default: %(default)s)")
-    arguments.add_json(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Measure, and print the table."""
-    try:
-        with Server(servers.CHOICES[options.server]) as server, redis.Redis(port=server.port) as client:
-            name = servers.stated_name(server.url)
-            rows = list(_measure(client, options.waiters, options.count))
-    except CheckFailedError as error:
-        report.say(f"CHECK FAILED: {error}")
-        return 1
-    except FileNotFoundError as error:
-        return servers.refuse(options.server, error)
-    print_rows(f"{name}; {options.waiters:,} waiters", COLUMNS, rows, {})
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, and return the figures."""
+    with servers.open_server(options.server) as server, redis.Redis.from_url(server.url) as client:
+        rows = list(_measure(client, options.waiters, options.count))
+    report.print_rows(f"{server.name}; {options.waiters:,} waiters", _COLUMNS, rows)
     slowest_us = max(row["p99_us"] for row in rows)
     print(f"p99 of the slowest, us: {slowest_us} < {_GOAL_US}: {'met' if slowest_us < _GOAL_US else 'missed'}")
-    if options.json:
-        result = {"command": "scripts", "server": name, **report.environment(), "results": rows}
-        report.save_json(options.json, result)
-    return 0
+    return {"server": server.name, "results": rows}
 
 
-def _stories(waiters: int) -> Sequence[_Story]:
+class Story(NamedTuple):
+    """One row."""
+
+    script: str  # what is sent
+    queue: str  # what the queue is like
+    channels: int  # over how many channels the waiters are spread; 0: all are on the channel that has a listener
+    send: Callable[[redis.Redis], Any]  # sends the script once
+
+
+def stories(waiters: int) -> list[Story]:
+    """All rows, with so many waiters."""
     dead = {"gone, of one process": 1, "gone, of a process each": waiters}
+    all_kinds = {**dead, "there": 0}
+    scripts: list[tuple[str, dict[str, int], Callable[[redis.Redis], Any]]] = [
+        ("release", all_kinds, lambda client: _eval(client, PASS_ON, _held(client))),
+        ("wait, lock is free", dead, _wait_for_free),
+        ("wait, lock is held", all_kinds, _wait),
+        ("leave", all_kinds, lambda client: _eval(client, LEAVE, _held(client), b"pass on")),
+    ]
     return [
-        *(_Story("release", queue, channels, _release) for queue, channels in {**dead, "there": 0}.items()),
-        *(_Story("wait, lock is free", queue, channels, _wait_for_free) for queue, channels in dead.items()),
-        *(_Story("wait, lock is held", queue, channels, _wait) for queue, channels in {**dead, "there": 0}.items()),
-        *(_Story("leave", queue, channels, _leave) for queue, channels in {**dead, "there": 0}.items()),
+        Story(script, queue, channels, send) for script, kinds, send in scripts for queue, channels in kinds.items()
     ]
 
 
 def _measure(client: redis.Redis, waiters: int, count: int) -> Iterator[dict[str, Any]]:
     client.config_set("slowlog-log-slower-than", 0)
-    stories = _stories(waiters)
-    with client.pubsub() as listener, report.progress(len(stories)) as step:  # type: ignore[no-untyped-call]
+    rows = stories(waiters)
+    with client.pubsub() as listener, report.progress(len(rows)) as step:  # type: ignore[no-untyped-call]
         listener.subscribe(_CHANNEL)
         listener.get_message(timeout=1)
-        for story in stories:
+        for story in rows:
             step(f"{story.script}, {story.queue}")
             client.flushall()
             _queue_up(client, waiters, story.channels)
             times_us = sorted(_time_us(client, story) for _ in range(count))
-            of_all = partial(_quantile, times_us)
-            figures = {"p50_us": of_all(0.5), "p99_us": of_all(0.99), "max_us": times_us[-1]}
+            p50_us, p99_us = (times_us[min(int(count * part), count - 1)] for part in (0.5, 0.99))
+            figures = {"p50_us": p50_us, "p99_us": p99_us, "max_us": times_us[-1]}
             yield {"script": story.script, "queue": story.queue, **figures}
             while listener.get_message(timeout=0) is not None:  # else the server drops a client that reads too slowly
                 pass
 
 
-def _time_us(client: redis.Redis, story: _Story) -> int:
+def _time_us(client: redis.Redis, story: Story) -> int:
     story.send(client)
-    last = client.slowlog_get(1)[0]  # that of the script stands behind those of its commands
+    last = client.slowlog_get(1)[0]  # that of the script stands after those of its commands
     if not last["command"].startswith(b"EVAL"):
         raise CheckFailedError("the slow log does not have the script")
     return int(last["duration"])
-
-
-def _quantile(times_us: list[int], part: float) -> int:
-    return times_us[min(int(len(times_us) * part), len(times_us) - 1)]
 
 
 def _queue_up(client: redis.Redis, waiters: int, channels: int) -> None:
@@ -152,10 +131,6 @@ def _held(client: redis.Redis) -> bytes:
     return bytes(value[:-1])
 
 
-def _release(client: redis.Redis) -> None:
-    _eval(client, PASS_ON, _held(client))
-
-
 def _join(client: redis.Redis) -> None:
     token = new_token()
     _eval(client, WAIT, token, 60_000, b"publish", _CHANNEL, _FAR_MS, _FAR_MS, token)
@@ -169,7 +144,3 @@ def _wait(client: redis.Redis) -> None:
 def _wait_for_free(client: redis.Redis) -> None:
     client.delete(_KEY)
     _join(client)
-
-
-def _leave(client: redis.Redis) -> None:
-    _eval(client, LEAVE, _held(client), b"pass on")

@@ -1,4 +1,4 @@
-"""Computes the figures from the records of the workers.
+"""The result of a window, with the turns of the workers in it, and the figures that are computed from them.
 
 An interval in which a lock is held begins just after acquire returned and ends just before release was called, on one
 clock. So two intervals of a lock that overlap are two holders at a time. All functions are pure. Times are in seconds,
@@ -9,25 +9,78 @@ from __future__ import annotations
 
 import math
 import statistics
+from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
-
-from bench.contention.records import Hold, Span, Window, holds_of
+from typing import Any, NamedTuple
 
 _CDF_SHARES = (*(count / 100 for count in range(100)), *(0.99 + count / 1000 for count in range(1, 10)), 0.9995, 1.0)
 
 MAXIMA = ("wait_max_ms", "starvation_ms", "connections")
 TOTALS = ("acquisitions", "violations")
+_FIELDS = 4  # of a record
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a window, by `time.monotonic`."""
+
+    begin_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The length of the span, in seconds."""
+        return self.end_s - self.begin_s
+
+    def __contains__(self, when_s: float) -> bool:
+        return self.begin_s <= when_s < self.end_s
+
+
+@dataclass(frozen=True)
+class Window:
+    """The result of a window."""
+
+    measured: Span  # the measured part
+    watched: Span  # the part in which commands were counted
+    records: list[array[float]]  # of all workers, as in `bench.contention.worker.Report`, with those of the warm-up
+    # how often clients sent each command in the watched part; None when the server refuses to tell
+    commands: Counter[str] | None
+    client_cpu_s: float  # CPU time of all processes in the measured part
+    server_cpu_s: float  # CPU time of the server in the measured part
+    connections: int  # of the processes to the server
+
+
+class Hold(NamedTuple):
+    """One turn of a worker: from when to when it held which lock, and since when it had waited.
+
+    A worker that was still waiting at the end has infinity for the times of the acquire and the release.
+    """
+
+    acquired_s: float
+    released_s: float
+    asked_s: float
+    worker: int
+    key: int
+
+
+def holds_of(records: Sequence[array[float]]) -> dict[int, list[Hold]]:
+    """All turns, by lock, in the order in which they began."""
+    by_key: dict[int, list[Hold]] = {}
+    for worker, flat in enumerate(records):
+        for at in range(0, len(flat), _FIELDS):
+            key, asked_s, acquired_s, released_s = (*flat[at : at + _FIELDS], math.inf, math.inf)[:_FIELDS]
+            by_key.setdefault(int(key), []).append(Hold(acquired_s, released_s, asked_s, worker, int(key)))
+    for holds in by_key.values():
+        holds.sort()
+    return by_key
 
 
 def violations(holds: Sequence[Hold]) -> int:
-    """Count the acquires of a lock that another worker held.
-
-    Args:
-        holds: of one lock, in order.
-    """
+    """Count the acquires of a lock that another worker held; the holds are of one lock, in order."""
     found, latest_s = 0, -math.inf
     for hold in holds:
         found += hold.acquired_s < latest_s
@@ -38,9 +91,7 @@ def violations(holds: Sequence[Hold]) -> int:
 def gaps_s(holds: Sequence[Hold], span: Span) -> list[float]:
     """The times from each release in the span to the next acquire, when a worker was waiting.
 
-    Args:
-        holds: of one lock, in order.
-        span: of the releases.
+    The holds are of one lock, in order.
     """
     asked_s = sorted(hold.asked_s for hold in holds)
     acquired_s = [hold.acquired_s for hold in holds]
@@ -60,23 +111,13 @@ def jain(counts: Sequence[int]) -> float:
 
 
 def longest_without_s(acquired_s: Iterable[float], span: Span) -> float:
-    """The longest part of the span without an acquisition of a worker.
-
-    Args:
-        acquired_s: the times of the acquisitions of the worker.
-        span: the measured part.
-    """
+    """The longest part of the span without an acquisition of the worker whose acquisitions these are."""
     marks_s = [span.begin_s, *sorted(when_s for when_s in acquired_s if when_s in span), span.end_s]
     return max(later_s - earlier_s for earlier_s, later_s in pairwise(marks_s))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The nearest-rank percentile: the smallest value that the share of all values does not exceed.
-
-    Args:
-        ordered: the values, smallest first.
-        share: from 0 to 1.
-    """
+    """The nearest-rank percentile of ordered values: the smallest that the share, from 0 to 1, does not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 

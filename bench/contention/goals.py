@@ -1,15 +1,18 @@
-"""The goals of the project for locks under contention, each beside its figure."""
+"""Figures with goals: each is that of one row, or its ratio to that of another, beside its bound."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.contestants import BARE, OURS, PYTHON_REDIS_LOCK, REDIS_PY
+from bench.contention.workload import Workload
+from bench.contestants import OURS, PYTHON_REDIS_LOCK, REDIS_PY
+from bench.measuring import report
+from bench.measuring.report import three_digits
 
-_GAP_P50_BOUNDS_MS = {8: 0.12, 32: 0.13, 64: 0.15}
 _SIGNS: Mapping[str, Callable[[float, float], bool]] = {"<": operator.lt, "<=": operator.le, ">=": operator.ge}
 
 Rows = Sequence[Mapping[str, Any]]
@@ -17,78 +20,63 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound for a figure.
+    """A bound for a figure."""
 
-    Attributes:
-        about: the name of the figure.
-        figure: its value; None when it was not measured.
-        sign: one of "<", "<=" and ">=".
-        bound: the right side of the comparison.
-        bare: the same figure of each of `contestants.BARE`.
-    """
-
-    about: str
-    figure: float | None
-    sign: str
-    bound: float
-    bare: Sequence[float | None] = ()
+    workload: str  # of both rows
+    figure: str  # its key in the rows
+    sign: str  # one of "<", "<=" and ">="
+    bound: float  # the right side of the comparison; nan where there is none
+    base: str | None = None  # the contestant of the other row; None: the figure itself is meant
+    contestant: str = OURS  # of the row
+    base_workload: str | None = None  # of the other row, where it is another one
 
     @property
-    def verdict(self) -> str:
-        """Whether the goal is met."""
-        if self.figure is None:
+    def about(self) -> str:
+        """The figure in words."""
+        return f"{self.contestant}, {self.workload}: {self.figure}" + (f" : {self.base}" if self.base else "")
+
+    def verdict(self, figure: float | None) -> str:
+        """Whether this figure meets the goal."""
+        if figure is None:
             return "not measured"
-        return "met" if _SIGNS[self.sign](self.figure, self.bound) else "MISSED"
+        return "-" if math.isnan(self.bound) else "met" if _SIGNS[self.sign](figure, self.bound) else "MISSED"
+
+    def of(self, rows: Rows) -> tuple[float | None, float | None, float | None]:
+        """The figure in these rows, and the two that it is the ratio of."""
+        found = {(row["contestant"], row["workload"]): row for row in rows}
+        own = found.get((self.contestant, self.workload), {}).get(self.figure)
+        if self.base is None:
+            return own, own, None
+        base = found.get((self.base, self.base_workload or self.workload), {}).get(self.figure)
+        return (own / base if own is not None and base else None), own, base
 
 
-def goals_of(rows: Rows) -> list[Goal]:
-    """All goals, with the figures of these rows."""
-
-    def goal(about: str, figure_of: Callable[[str], float | None], sign: str, bound: float) -> Goal:
-        return Goal(about, figure_of(OURS), sign, bound, tuple(map(figure_of, BARE)))
-
-    def figures(figure: str, **where: int) -> Callable[[str], float | None]:
-        return lambda name: _figure(rows, name, figure, where)
-
-    goals = []
-    for processes, bound_ms in _GAP_P50_BOUNDS_MS.items():
-        row = f"{processes} processes"
-        gaps = figures("gap_p50_ms", processes=processes)
-        goals += [
-            goal(f"{row}: gap p50, ms", gaps, "<", bound_ms),
-            goal(f"{row}: gap p50 : python-redis-lock's", _divided_by(gaps, PYTHON_REDIS_LOCK), "<", 1 / 3),
-            goal(f"{row}: Jain", figures("jain", processes=processes), ">=", 0.99),
-            goal(f"{row}: client commands", figures("commands", processes=processes), "<=", 3),
-        ]
-    waits = figures("wait_p99_ms", processes=32)
-    goals += [
-        goal("32 processes: gap p99, ms", figures("gap_p99_ms", processes=32), "<", 0.5),
-        goal("32 processes: redis-py's wait p99 : ours", lambda name: _ratio(waits(REDIS_PY), waits(name)), ">=", 30),
-    ]
-    crews: list[tuple[dict[str, int], str, float]] = [
-        ({"threads": 16}, "16 threads", 1.5),
-        ({"tasks": 1000}, "1,000 tasks", 15),
-    ]
-    for crew, row, times in crews:
-        rates = _divided_by(figures("acquisitions_per_s", **crew), REDIS_PY)
-        goals += [
-            goal(f"{row}: acquisitions/s : redis-py's", rates, ">=", times),
-            goal(f"{row}: Jain", figures("jain", **crew), ">=", 0.99),
-        ]
-    return goals
+def print_goals(title: str, goals: Sequence[Goal], rows: Rows) -> None:
+    """Print the table of the goals, with the figures of these rows."""
+    cells = []
+    for goal in goals:
+        figure, own, base = goal.of(rows)
+        bound = "-" if math.isnan(goal.bound) else f"{goal.sign} {three_digits(goal.bound)}"
+        cells.append(
+            (goal.about, goal.verdict(figure), *map(three_digits, (figure,)), bound, *map(three_digits, (own, base)))
+        )
+    report.table(title, ("figure", "", "is", "goal", "of", ":"), cells, words=2)
 
 
-def _divided_by(figures: Callable[[str], float | None], peer: str) -> Callable[[str], float | None]:
-    return lambda name: _ratio(figures(name), figures(peer))
+_GAP_P50_BOUNDS_MS = {8: 0.12, 32: 0.13, 64: 0.15}
+PROCESSES = tuple(map(Workload, _GAP_P50_BOUNDS_MS))
+THREADS = Workload(1, threads=16, hold_ms=0, think_ms=0)
+TASKS = Workload(1, tasks=1000, hold_ms=0, think_ms=0)
+"""The workloads of `GOALS`."""
 
-
-def _figure(rows: Rows, contestant: str, figure: str, where: Mapping[str, int]) -> float | None:
-    for row in rows:
-        if row["contestant"] == contestant and all(row[name] == value for name, value in where.items()):
-            value: float | None = row[figure]
-            return value
-    return None
-
-
-def _ratio(figure: float | None, base: float | None) -> float | None:
-    return figure / base if figure is not None and base else None
+GOALS = (
+    *(Goal(of.label, "gap_p50_ms", "<", _GAP_P50_BOUNDS_MS[of.processes]) for of in PROCESSES),
+    *(Goal(of.label, "gap_p50_ms", "<", 1 / 3, PYTHON_REDIS_LOCK) for of in PROCESSES),
+    *(Goal(of.label, "jain", ">=", 0.99) for of in (*PROCESSES, THREADS, TASKS)),
+    *(Goal(of.label, "commands", "<=", 3) for of in PROCESSES),
+    Goal(PROCESSES[1].label, "gap_p99_ms", "<", 0.5),
+    Goal(PROCESSES[1].label, "wait_p99_ms", ">=", 30, OURS, REDIS_PY),
+    Goal(THREADS.label, "acquisitions_per_s", ">=", 1.5, REDIS_PY),
+    Goal(TASKS.label, "acquisitions_per_s", ">=", 15, REDIS_PY),
+)
+"""The goals of the project for locks under contention: `python -m bench contention --preset goals`."""

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from bench.measuring.tables import Column
-
-
-def three_digits(value: float) -> str:
-    """Write a figure with three significant digits, for example 0.123, 1.44, 30.1, 502 or 1,512."""
-    for below, form in ((1, ".3f"), (10, ".2f"), (100, ".1f")):
-        if value < below:
-            return format(value, form)
-    return format(value, ",.0f")
+from bench.measuring.report import Column, three_digits
 
 
 def _ratio(figure: str, is_wide: bool = False) -> Column:

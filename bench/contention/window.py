@@ -1,26 +1,33 @@
 """One measured window: processes that contend for the locks of one contestant, from their start to their records.
 
 The processes and the names of the locks are new for each window. The processes begin together, warm up under the load
-that is measured, and end together. The commands of clients are counted in the second half of the warm-up.
+that is measured, and end together.
+
+The commands of clients are counted in the second half of the warm-up, as a server's MONITOR shows them: the counters of
+INFO include the commands that scripts call. MONITOR costs time of the server and of this process, so nothing else is
+measured meanwhile, and the lines are counted afterwards.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import secrets
+import select
+import socket
 import time
 from array import array
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import redis
 
-from bench.contention import watch
-from bench.contention.records import Span, Window
-from bench.contention.worker import GRACE_S, Assignment, Report, Times, work
+from bench.contention.figures import Span, Window
+from bench.contention.worker import GRACE_S, Assignment, Report, Times, sleep_until, work
 from bench.contention.workload import Workload
-from bench.contestants import CheckFailedError, Contestant, Options
+from bench.contestants import CheckFailedError, Contestant, expect
+from bench.measuring import report
 from bench.measuring.costs import server_cpu_s
 
 WARM_UP_S = 1.0
@@ -29,62 +36,80 @@ _WATCH_TO_S = 0.9  # of the warm-up: counting commands ends before the measured 
 _CONNECTING_S = 60.0  # at most, for a thousand connections on a busy machine
 _REPORTING_S = 30.0 + GRACE_S  # at most
 
+_CHUNK_BYTES = 1 << 18
+_END = b"+RESET\r\n"
+_GIVE_UP_S = 30.0
+
 # Forked from a new process that has only imported the libraries, so that many processes start quickly.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(
     ["bench.contention.worker", "redislock_fast", "redislock_fast.asyncio", "redis_lock", "pottery"]
 )
 
+Measure = Callable[[str, redis.Redis, Contestant, int, Workload, float], Window]
+"""`open_window` or `open_idle`."""
+
+
+def measure_windows(
+    measure: Measure,
+    url: str,
+    witness: redis.Redis,
+    lease_s: int,
+    races: Sequence[tuple[Workload, Sequence[Contestant]]],
+    rounds: int,
+    seconds: float,
+) -> Iterator[tuple[Workload, dict[Contestant, list[Window]]]]:
+    """Measure the contestants of each workload in turn, round after round. Yields the windows of a workload.
+
+    A `CheckFailedError` names the contestant.
+    """
+    with report.progress(rounds * sum(len(field) for _, field in races)) as step:
+        for workload, field in races:
+            windows: dict[Contestant, list[Window]] = {contestant: [] for contestant in field}
+            for number in range(rounds):
+                for contestant in field:
+                    step(f"{workload.label}, round {number + 1} of {rounds}")
+                    try:
+                        window = measure(url, witness, contestant, lease_s, workload, seconds)
+                    except CheckFailedError as error:
+                        raise CheckFailedError(f"{contestant.name}, {workload.label}: {error}") from error
+                    windows[contestant].append(window)
+            yield workload, windows
+
 
 def open_window(
-    url: str, witness: redis.Redis, contestant: Contestant, terms: Options, workload: Workload, seconds: float
+    url: str, witness: redis.Redis, contestant: Contestant, lease_s: int, workload: Workload, seconds: float
 ) -> Window:
-    """Measure workers that contend for locks.
+    """Measure workers that contend for locks, for these seconds after `WARM_UP_S`.
 
-    Args:
-        url: of the server.
-        witness: a client of the server that no worker uses.
-        contestant: whose locks are measured.
-        terms: the options of the locks.
-        workload: of the workers.
-        seconds: how long the measured part is, after `WARM_UP_S`.
-
-    Raises:
-        CheckFailedError: when a process reports a failure, or does not report in time.
+    The witness is a client of the server that no worker uses, and the lease is the timeout of the locks. Raises
+    `CheckFailedError` when a process reports a failure, or does not report in time.
     """
-    with _crew(url, witness, contestant, terms, workload) as crew:
-        start_s = crew.start_s()
-        measured = Span(start_s + WARM_UP_S, start_s + WARM_UP_S + seconds)
+    with _open_crew(url, witness, contestant, lease_s, workload) as crew:
+        start_s, measured = crew.begin(seconds)
         watched = Span(start_s + _WATCH_FROM_S, start_s + _WATCH_TO_S)
-        crew.begin(Times(start_s, measured.begin_s, measured.end_s))
-        _sleep_until(watched.begin_s)
-        commands = watch.commands_until(witness, watched.end_s)
+        sleep_until(watched.begin_s)
+        commands = commands_until(witness, watched.end_s)
         connections = crew.connections()
-        _sleep_until(measured.begin_s)
+        sleep_until(measured.begin_s)
         cpu_s = server_cpu_s(witness)
-        _sleep_until(measured.end_s)
+        sleep_until(measured.end_s)
         cpu_s = server_cpu_s(witness) - cpu_s
         records, client_cpu_s = crew.end()
     return Window(measured, watched, records, commands, client_cpu_s, cpu_s, connections)
 
 
 def open_idle(
-    url: str, witness: redis.Redis, contestant: Contestant, terms: Options, workload: Workload, seconds: float
+    url: str, witness: redis.Redis, contestant: Contestant, lease_s: int, workload: Workload, seconds: float
 ) -> Window:
-    """Measure workers that wait all the time, for a lock that stays held.
-
-    The arguments and errors are those of `open_window`.
-    """
-    with _crew(url, witness, contestant, terms, workload) as crew, redis.Redis.from_url(url) as client:
+    """Measure workers that wait all the time, for a lock that stays held; otherwise as `open_window`."""
+    with _open_crew(url, witness, contestant, lease_s, workload) as crew, redis.Redis.from_url(url) as client:
         holder = contestant.make(client, f"{crew.prefix}:0")
-        if not holder.acquire(blocking=False):
-            raise CheckFailedError("a free lock could not be acquired")
-        start_s = crew.start_s()
-        measured = Span(start_s + WARM_UP_S, start_s + WARM_UP_S + seconds)
-        crew.begin(Times(start_s, measured.begin_s, measured.end_s))
-        _sleep_until(measured.begin_s)
+        expect(holder.acquire(blocking=False), "a free lock could not be acquired")
+        _, measured = crew.begin(seconds)
+        sleep_until(measured.begin_s)
         cpu_s = server_cpu_s(witness)
-        commands = watch.commands_until(witness, measured.end_s)
+        commands = commands_until(witness, measured.end_s)
         cpu_s = server_cpu_s(witness) - cpu_s
         connections = crew.connections()
         holder.release()
@@ -108,16 +133,15 @@ class _Crew:
         its.close()
         self._members.append((process, ours))
 
-    def start_s(self) -> float:
-        """Wait until all processes are ready, and return when they can start."""
+    def begin(self, seconds: float) -> tuple[float, Span]:
+        """Wait until all processes are ready, and tell them when to start and end. Returns the start, measured part."""
         for _, connection in self._members:
-            self._hear(connection, _CONNECTING_S)
-        return time.monotonic() + 0.05 + 0.001 * len(self._members)
-
-    def begin(self, times: Times) -> None:
-        """Send the times to all processes."""
+            self._read(connection, _CONNECTING_S)
+        start_s = time.monotonic() + 0.05 + 0.001 * len(self._members)
+        measured = Span(start_s + WARM_UP_S, start_s + WARM_UP_S + seconds)
         for _, connection in self._members:
-            connection.send(times)
+            connection.send(Times(start_s, measured.begin_s, measured.end_s))
+        return start_s, measured
 
     def connections(self) -> int:
         """The number of connections of the processes to the server."""
@@ -125,7 +149,7 @@ class _Crew:
 
     def end(self) -> tuple[list[array[float]], float]:
         """Receive all reports: the records of all workers, and the CPU time of all processes."""
-        reports = [self._hear(connection, _REPORTING_S) for _, connection in self._members]
+        reports = [self._read(connection, _REPORTING_S) for _, connection in self._members]
         known = [report for report in reports if isinstance(report, Report)]
         return [records for report in known for records in report.records], sum(report.cpu_s for report in known)
 
@@ -137,26 +161,26 @@ class _Crew:
         for process, _ in self._members:
             process.join()
 
-    def _hear(self, connection: Connection, patience_s: float) -> object:
+    def _read(self, connection: Connection, patience_s: float) -> object:
         try:
-            said = connection.recv() if connection.poll(patience_s) else f"no message within {patience_s:g} s"
+            message = connection.recv() if connection.poll(patience_s) else f"no message within {patience_s:g} s"
         except EOFError:
-            said = "a process ended without a report"
-        if isinstance(said, str):
-            raise CheckFailedError(said)
-        return said
+            message = "a process ended without a report"
+        if isinstance(message, str):
+            raise CheckFailedError(message)
+        return message
 
 
 @contextmanager
-def _crew(
-    url: str, witness: redis.Redis, contestant: Contestant, terms: Options, workload: Workload
+def _open_crew(
+    url: str, witness: redis.Redis, contestant: Contestant, lease_s: int, workload: Workload
 ) -> Iterator[_Crew]:
     """Start the processes; end them, and delete the keys of their locks, at the end."""
     prefix = f"bench:{secrets.token_hex(4)}"
     crew = _Crew(witness, prefix)
     try:
         for process in range(workload.processes):
-            crew.enlist(Assignment(url, prefix, contestant.name_for(process), terms, workload, process))
+            crew.enlist(Assignment(url, prefix, contestant.name_for(process), lease_s, workload, process))
         yield crew
     finally:
         crew.close()
@@ -164,5 +188,47 @@ def _crew(
             witness.delete(key)
 
 
-def _sleep_until(when_s: float) -> None:
-    time.sleep(max(0.0, when_s - time.monotonic()))
+def commands_until(client: redis.Redis, until_s: float) -> Counter[str] | None:
+    """Count the commands that clients send from now until a moment of `time.monotonic`, with those of connecting.
+
+    Sends MONITOR and RESET on a connection of its own. Returns the commands by name, in capitals; None when the server
+    allows no MONITOR.
+    """
+    pool = client.connection_pool
+    connection = pool.connection_class(**pool.connection_kwargs)
+    connection.connect()
+    try:
+        sock = connection._sock
+        sock.settimeout(_GIVE_UP_S)
+        sock.sendall(b"MONITOR\r\n")
+        chunks: list[bytes] = []
+        while (left_s := until_s - time.monotonic()) > 0:
+            if select.select([sock], [], [], left_s)[0]:
+                chunks.append(_receive(sock))
+        # No line follows the reply to RESET.
+        sock.sendall(b"RESET\r\n")
+        while not b"".join(chunks[-2:]).endswith(_END):
+            chunks.append(_receive(sock))
+    finally:
+        connection.disconnect()
+    return count_commands(b"".join(chunks).split(b"\r\n"))
+
+
+def _receive(sock: socket.socket) -> bytes:
+    chunk = sock.recv(_CHUNK_BYTES)
+    if not chunk:
+        raise redis.ConnectionError("the server closed the connection")
+    return chunk
+
+
+def count_commands(lines: list[bytes]) -> Counter[str] | None:
+    """Count lines like `+1700000000.123456 [0 127.0.0.1:5000] "SET" "name"`; a script's have `lua` in the brackets."""
+    if not lines[0].startswith(b"+OK"):
+        return None
+    found: Counter[str] = Counter()
+    for line in lines[1:]:
+        sender, bracket, rest = line.partition(b'] "')
+        if bracket and not sender.endswith(b" lua"):
+            found[rest.partition(b'"')[0].decode().upper()] += 1
+    found.pop("RESET", None)
+    return found

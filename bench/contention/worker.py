@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 import redis.asyncio
 
 from bench.contention.workload import Workload
-from bench.contestants import AnyAsyncLock, AnyLock, CheckFailedError, Contestant, Options, libraries
+from bench.contestants import CheckFailedError, Contestant, libraries
 
 GRACE_S = 1.0
 """How long a worker that waits at the end of the time may still wait, in seconds."""
@@ -35,23 +35,14 @@ _NOT_HAD = "an acquire without a time limit returned without the lock"
 
 @dataclass(frozen=True)
 class Assignment:
-    """The orders of a process.
+    """The orders of a process."""
 
-    Attributes:
-        url: of the server.
-        prefix: of the names of all locks of the window; also the name of its clients.
-        contestant: its name.
-        terms: the options of the locks.
-        workload: of the workers.
-        process: the number of the process, from 0.
-    """
-
-    url: str
-    prefix: str
-    contestant: str
-    terms: Options
-    workload: Workload
-    process: int
+    url: str  # of the server
+    prefix: str  # of the names of all locks of the window; also the name of its clients
+    contestant: str  # its name
+    lease_s: int  # the timeout of the locks, in seconds
+    workload: Workload  # of the workers
+    process: int  # the number of the process, from 0
 
     @property
     def client_options(self) -> dict[str, Any]:
@@ -59,18 +50,30 @@ class Assignment:
         return {
             "client_name": self.prefix,
             "max_connections": 2 * self.workload.crew + 2,
-            "socket_timeout": self.terms.lease_s + 10,
+            "socket_timeout": self.lease_s + 10,
         }
 
+    def workers(self, make: Callable[[str], Any]) -> list[_Worker]:
+        """The workers of the process, with the locks that this makes of names."""
+        workload = self.workload
+        first = self.process * workload.crew
+        return [
+            _Worker(
+                make(f"{self.prefix}:own:{number}"),
+                [make(f"{self.prefix}:{key}") for key in range(workload.keys)],
+                workload.picks(number),
+                array("d"),
+                workload.hold_ms / 1000,
+                workload.think_ms / 1000,
+            )
+            for number in range(first, first + workload.crew)
+        ]
 
-@dataclass(frozen=True)
-class Times:
-    """The times of a window, by `time.monotonic`, in seconds.
 
-    Attributes:
-        start_s: all workers begin.
-        measure_s: the measured part begins.
-        end_s: no worker begins another acquire.
+class Times(NamedTuple):
+    """When all workers start, when the measured part begins, and when it ends, by `time.monotonic`, in seconds.
+
+    From the end on, no worker begins another acquire.
     """
 
     start_s: float
@@ -78,18 +81,24 @@ class Times:
     end_s: float
 
 
-@dataclass(frozen=True)
-class Report:
-    """The report of a process.
+class Report(NamedTuple):
+    """The report of a process."""
 
-    Attributes:
-        records: one array for each worker: of each turn the key, and when it was requested, acquired, and about to be
-            released. The last turn lacks the latter two when the worker was still waiting or releasing.
-        cpu_s: CPU time of the process in the measured part, in seconds.
-    """
-
+    # one array for each worker: of each turn the key, and when it was requested, acquired, and about to be released.
+    # The last turn lacks the latter two when the worker was still waiting or releasing.
     records: list[array[float]]
-    cpu_s: float
+    cpu_s: float  # CPU time of the process in the measured part, in seconds
+
+
+class _Worker(NamedTuple):
+    """A thread or a task."""
+
+    own: Any  # a lock of its own, for connecting
+    locks: Sequence[Any]  # by key
+    picks: Sequence[int]  # the keys to take, again and again
+    records: array[float]  # of its turns, as in `Report`
+    hold_s: float  # how long it holds a lock, in seconds
+    think_s: float  # how long it waits after a release, in seconds
 
 
 def work(connection: Connection, assignment: Assignment) -> None:
@@ -103,7 +112,7 @@ def work(connection: Connection, assignment: Assignment) -> None:
         return times
 
     try:
-        contestant = libraries.find(assignment.contestant, assignment.terms)
+        contestant = libraries.find(assignment.contestant, assignment.lease_s)
         if assignment.workload.tasks:
             # `asyncio.run` would wait for the tasks that wait for a lock.
             report = asyncio.new_event_loop().run_until_complete(_with_tasks(assignment, contestant, appointment))
@@ -117,42 +126,33 @@ def work(connection: Connection, assignment: Assignment) -> None:
 
 
 def _with_threads(assignment: Assignment, contestant: Contestant, appointment: Callable[[], Times]) -> Report:
-    crew = assignment.workload.crew
     client = redis.Redis.from_url(assignment.url, **assignment.client_options)
-    make = partial(contestant.make, client)
-    own_locks = [make(name) for name in _own_names(assignment)]
-    locks = [[make(name) for name in _names(assignment)] for _ in range(crew)]
-    records = [array("d") for _ in range(crew)]
+    workers = assignment.workers(partial(contestant.make, client))
 
-    def warm_up(lock: AnyLock) -> None:
-        if not lock.acquire():
+    def warm_up(worker: _Worker) -> None:
+        if not worker.own.acquire():
             raise CheckFailedError(_NOT_HAD)
-        lock.release()
+        worker.own.release()
 
-    pool = ThreadPoolExecutor(crew)
-    list(pool.map(warm_up, own_locks))
+    pool = ThreadPoolExecutor(len(workers))
+    list(pool.map(warm_up, workers))
     times = appointment()
-    hold_s, think_s = assignment.workload.hold_ms / 1000, assignment.workload.think_ms / 1000
-    jobs = [
-        pool.submit(_thread, of_worker, picks, times, hold_s, think_s, into)
-        for of_worker, picks, into in zip(locks, _picks(assignment), records, strict=True)
-    ]
+    jobs = [pool.submit(_thread, worker, times) for worker in workers]
     # This thread sleeps while the workers run.
-    _sleep_until(times.measure_s)
+    sleep_until(times.measure_s)
     cpu_s = time.process_time()
-    _sleep_until(times.end_s)
+    sleep_until(times.end_s)
     cpu_s = time.process_time() - cpu_s
     done, _ = wait(jobs, GRACE_S)
     for job in done:
         job.result()
-    return Report([of_worker[:] for of_worker in records], cpu_s)
+    return Report([worker.records[:] for worker in workers], cpu_s)
 
 
-def _thread(
-    locks: Sequence[AnyLock], picks: Sequence[int], times: Times, hold_s: float, think_s: float, into: array[float]
-) -> None:
-    record, now, sleep, end_s = into.extend, time.monotonic, time.sleep, times.end_s
-    _sleep_until(times.start_s)
+def _thread(worker: _Worker, times: Times) -> None:
+    _, locks, picks, records, hold_s, think_s = worker
+    record, now, sleep, end_s = records.extend, time.monotonic, time.sleep, times.end_s
+    sleep_until(times.start_s)
     for key in cycle(picks):
         lock = locks[key]
         asked_s = now()
@@ -172,26 +172,18 @@ def _thread(
 
 
 async def _with_tasks(assignment: Assignment, contestant: Contestant, appointment: Callable[[], Times]) -> Report:
-    crew = assignment.workload.crew
     assert contestant.make_async
     client = redis.asyncio.Redis.from_url(assignment.url, **assignment.client_options)
-    make = partial(contestant.make_async, client)
-    own_locks = [make(name) for name in _own_names(assignment)]
-    locks = [[make(name) for name in _names(assignment)] for _ in range(crew)]
-    records = [array("d") for _ in range(crew)]
+    workers = assignment.workers(partial(contestant.make_async, client))
 
-    async def warm_up(lock: AnyAsyncLock) -> None:
-        if not await lock.acquire():
+    async def warm_up(worker: _Worker) -> None:
+        if not await worker.own.acquire():
             raise CheckFailedError(_NOT_HAD)
-        await lock.release()
+        await worker.own.release()
 
-    await asyncio.gather(*map(warm_up, own_locks))
+    await asyncio.gather(*map(warm_up, workers))
     times = appointment()
-    hold_s, think_s = assignment.workload.hold_ms / 1000, assignment.workload.think_ms / 1000
-    jobs = [
-        asyncio.ensure_future(_task(of_worker, picks, times, hold_s, think_s, into))
-        for of_worker, picks, into in zip(locks, _picks(assignment), records, strict=True)
-    ]
+    jobs = [asyncio.ensure_future(_task(worker, times)) for worker in workers]
     await asyncio.sleep(times.measure_s - time.monotonic())
     cpu_s = time.process_time()
     await asyncio.sleep(times.end_s - time.monotonic())
@@ -199,13 +191,12 @@ async def _with_tasks(assignment: Assignment, contestant: Contestant, appointmen
     done, _ = await asyncio.wait(jobs, timeout=GRACE_S)
     for job in done:
         job.result()
-    return Report(records, cpu_s)
+    return Report([worker.records for worker in workers], cpu_s)
 
 
-async def _task(
-    locks: Sequence[AnyAsyncLock], picks: Sequence[int], times: Times, hold_s: float, think_s: float, into: array[float]
-) -> None:
-    record, now, sleep, end_s = into.extend, time.monotonic, asyncio.sleep, times.end_s
+async def _task(worker: _Worker, times: Times) -> None:
+    _, locks, picks, records, hold_s, think_s = worker
+    record, now, sleep, end_s = records.extend, time.monotonic, asyncio.sleep, times.end_s
     await sleep(max(0.0, times.start_s - now()))
     for key in cycle(picks):
         lock = locks[key]
@@ -225,18 +216,6 @@ async def _task(
             await sleep(think_s)
 
 
-def _names(assignment: Assignment) -> list[str]:
-    return [f"{assignment.prefix}:{key}" for key in range(assignment.workload.keys)]
-
-
-def _own_names(assignment: Assignment) -> list[str]:
-    return [f"{assignment.prefix}:own:{assignment.process}:{index}" for index in range(assignment.workload.crew)]
-
-
-def _picks(assignment: Assignment) -> list[list[int]]:
-    first = assignment.process * assignment.workload.crew
-    return [assignment.workload.picks(first + index) for index in range(assignment.workload.crew)]
-
-
-def _sleep_until(when_s: float) -> None:
+def sleep_until(when_s: float) -> None:
+    """Sleep until a moment of `time.monotonic`."""
     time.sleep(max(0.0, when_s - time.monotonic()))

@@ -24,25 +24,15 @@ DISTRIBUTIONS = tuple(_WEIGHT_OF_KEY)
 
 @dataclass(frozen=True)
 class Workload:
-    """The workload of a row.
+    """The workload of a row."""
 
-    Attributes:
-        processes: their number, each with a client of its own.
-        threads: workers of each process; 1 when there are tasks.
-        tasks: workers of each process in an event loop; 0 for threads.
-        keys: the number of locks.
-        distribution: one of `DISTRIBUTIONS`.
-        hold_ms: how long a worker sleeps with the lock, in ms.
-        think_ms: how long a worker sleeps between a release and the next acquire, in ms.
-    """
-
-    processes: int = 8
-    threads: int = 1
-    tasks: int = 0
-    keys: int = 1
-    distribution: str = HOT
-    hold_ms: float = 1.0
-    think_ms: float = 1.0
+    processes: int = 8  # their number, each with a client of its own
+    threads: int = 1  # workers of each process; 1 when there are tasks
+    tasks: int = 0  # workers of each process in an event loop; 0 for threads
+    keys: int = 1  # the number of locks
+    distribution: str = HOT  # one of `DISTRIBUTIONS`
+    hold_ms: float = 1.0  # how long a worker sleeps with the lock, in ms
+    think_ms: float = 1.0  # how long a worker sleeps between a release and the next acquire, in ms
 
     @property
     def crew(self) -> int:

@@ -8,60 +8,56 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    import redis
-    import redis.asyncio
+import hiredis
+import redis
+import redis.asyncio
 
 LEASE_S = 10
 """The timeout of every lock: whole seconds, as python-redis-lock accepts nothing finer."""
 
-SLEEP_S = 0.1
-"""How long a poller sleeps between two attempts: the default of redis-py."""
+LINGER_S = 0.05
+"""The option `linger` of `OURS_LINGERING`."""
+
+REDIS_PY = "redis-py"
+OURS = "redislock_fast"
+OURS_POLLING = "redislock_fast-poll"
+OURS_LINGERING = "redislock_fast-linger"
+HALF_LINGERING = "redislock_fast-half"
+"""Each other process is of `OURS_LINGERING`, the rest of `OURS`."""
+
+PYTHON_REDIS_LOCK = "python-redis-lock"
+POTTERY = "pottery"
+PEERS = (PYTHON_REDIS_LOCK, POTTERY)
+
+BARE_SOCKETS = "bare-sockets"
+"""The requests of a lock on plain sockets, and nothing else: `bench.contestants.bare`."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of all locks of a measurement.
+class AbsentError(Exception):
+    """A contestant, a server or a tool is not available here; the message says why."""
 
-    Attributes:
-        lease_s: the timeout of every lock, in whole seconds.
-        sleep_s: how long a poller sleeps between two attempts, for libraries with such an option.
-    """
 
-    lease_s: int = LEASE_S
-    sleep_s: float = SLEEP_S
+class CheckFailedError(Exception):
+    """A contestant is not a correct lock, so its figures mean nothing."""
 
 
 class AnyLock(Protocol):
-    """The calls that the locks of all libraries share."""
+    """The calls that the locks of all libraries share. Without `blocking`, a held lock is not waited for."""
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Acquire the lock; without `blocking`, return False at once when it is held."""
+        """Acquire the lock, and return whether it was acquired."""
 
     def release(self) -> None:
         """Release the lock."""
 
-    def __enter__(self) -> object:
-        """Acquire the lock, and wait for it."""
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-        /,
-    ) -> object:
-        """Release the lock."""
-
 
 class AnyAsyncLock(Protocol):
-    """The calls that the asyncio locks of all libraries share."""
+    """As `AnyLock`, for asyncio."""
 
     async def acquire(self, *, blocking: bool = True) -> bool:
-        """Acquire the lock; without `blocking`, return False at once when it is held."""
+        """Acquire the lock, and return whether it was acquired."""
 
     async def release(self) -> None:
         """Release the lock."""
@@ -79,87 +75,37 @@ class AnyBatch(Protocol):
 
 @dataclass(frozen=True)
 class Contestant:
-    """One library.
+    """One library."""
 
-    Attributes:
-        name: in the table and in `--only`.
-        version: the installed one.
-        make: makes a lock from a name, as the documentation of the library proposes.
-        key_of: the key of a lock on the server, from its name.
-        make_async: as `make`, for asyncio; None when the bench measures none.
-        make_batch: makes a batch; None when the bench measures none.
-        linger_s: how long a key may stay on the server after the release of its lock, in seconds.
-        of_processes: the contestants that processes are of, in turn; empty: all are of this one.
-    """
-
-    name: str
-    version: str
+    name: str  # in the table and in `--only`
+    version: str  # the installed one
+    # makes a lock from a name, as the documentation of the library proposes
     make: Callable[[redis.Redis, str], AnyLock]
-    key_of: Callable[[str], str]
+    key_of: Callable[[str], str] = str  # the key of a lock on the server, from its name
+    # as `make`, for asyncio; None when the bench measures none
     make_async: Callable[[redis.asyncio.Redis, str], AnyAsyncLock] | None = None
-    make_batch: Callable[[redis.Redis], AnyBatch] | None = None
-    linger_s: float = 0.0
-    of_processes: tuple[str, ...] = ()
+    make_batch: Callable[[redis.Redis], AnyBatch] | None = None  # makes a batch; None when the bench measures none
+    linger_s: float = 0.0  # how long a key may stay on the server after the release of its lock, in seconds
+    of_processes: tuple[str, ...] = ()  # the contestants that processes are of, in turn; empty: all are of this one
 
     def name_for(self, process: int) -> str:
         """The contestant of a process, by the number of the process."""
         return self.of_processes[process % len(self.of_processes)] if self.of_processes else self.name
 
 
-class AbsentError(Exception):
-    """A contestant, a server or a tool is not available here; the message says why."""
-
-
-class CheckFailedError(Exception):
-    """A contestant is not a correct lock, so its figures mean nothing."""
-
-
-REDIS_PY = "redis-py"
-OURS = "redislock_fast"
-OURS_POLLING = "redislock_fast-poll"
-OURS_LINGERING = "redislock_fast-linger"
-HALF_LINGERING = "redislock_fast-half"
-"""Each other process is of `OURS_LINGERING`, the rest of `OURS`."""
-
-LINGER_S = 0.05
-"""The option `linger` of `OURS_LINGERING`."""
-
-AUTO_RENEW = "auto_renew"
-REENTRANT = "reentrant"
-FENCING = "fencing"
-WITH_OPTION = (AUTO_RENEW, REENTRANT, FENCING)
-"""The package's locks with one option that a bool turns on, by the option's name."""
-
-PYTHON_REDIS_LOCK = "python-redis-lock"
-POTTERY = "pottery"
-PEERS = (PYTHON_REDIS_LOCK, POTTERY)
-BARE_SOCKETS = "bare-sockets"
-BARE_HOLDINGS = "bare-holdings"
-LOCAL = "local"
-"""Locks of one process, which need no server."""
-
-BARE = (BARE_SOCKETS, BARE_HOLDINGS)
-"""The contestants of `bench.contestants.bare`: the requests of a lock on plain sockets."""
-
-FLOOR = "floor"
-"""The yardstick of one thread: the blocking floor of `bench.workloads.floor`."""
-
-SERVER_LIMIT = "redis-benchmark"
-"""The yardstick of batches: the load generator of `bench.workloads.server_limit`."""
-
-
-_CONTENDED = b"+"  # behind the value of a key that another lock with linger wants
+_CONTENDED = b"+"  # after the value of a key that another lock with linger wants
 _LOOK_S = 0.002  # between two looks whether a key is gone
 _GIVING_BACK_S = 2.0  # at most, after a key has lingered, on a busy machine
 
 
-def is_left(keys: Callable[[], object], linger_s: float) -> bool:
-    """Whether a key is left behind. Waits for keys that linger.
+def expect(right: object, complaint: str) -> None:
+    """Raise `CheckFailedError` with the complaint, unless it is right."""
+    if not right:
+        raise CheckFailedError(complaint)
 
-    Args:
-        keys: says whether there are keys now.
-        linger_s: how long keys may stay, in seconds; 0: not at all.
-    """
+
+def is_left(keys: Callable[[], object], linger_s: float) -> bool:
+    """Whether there are keys that should be gone. Those that may linger for so many seconds are waited for."""
     give_up_s = time.monotonic() + linger_s + _GIVING_BACK_S
     while keys():
         if not linger_s or time.monotonic() > give_up_s:
@@ -169,25 +115,14 @@ def is_left(keys: Callable[[], object], linger_s: float) -> bool:
 
 
 def check(key: str, holder: AnyLock, rival: AnyLock, witness: redis.Redis, linger_s: float = 0.0) -> None:
-    """Check on an independent connection that a lock excludes others while it is held.
+    """Check that a lock excludes others while it is held; raises `CheckFailedError` at the first violation.
 
-    Args:
-        key: of the lock on the server.
-        holder: the lock.
-        rival: another lock of the same name.
-        witness: a plain client that no contestant uses.
-        linger_s: how long the key may stay after a release, in seconds.
-
-    Raises:
-        CheckFailedError: at the first violation.
+    The rival is another lock of the same name. The witness is a plain client that no contestant uses, and the key may
+    stay on the server for `linger_s` seconds after a release.
     """
 
     def is_there() -> bool:
         return is_left(lambda: witness.exists(key), linger_s)
-
-    def expect(right: object, complaint: str) -> None:
-        if not right:
-            raise CheckFailedError(complaint)
 
     expect(not is_there(), f"the key {key!r} was left behind")
     expect(holder.acquire(blocking=False), "a free lock could not be acquired")
@@ -205,3 +140,18 @@ def check(key: str, holder: AnyLock, rival: AnyLock, witness: redis.Redis, linge
     expect(rival.acquire(blocking=False), "a released lock could not be acquired by another")
     rival.release()
     expect(not is_there(), f"released by another, but the key {key!r} is still there")
+
+
+def pack(*words: str | bytes | int) -> bytes:
+    """The bytes of a request of these words, as they are sent."""
+    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type] # its stub: a tuple of one
+    return packed
+
+
+def address_of(client: redis.Redis) -> tuple[str, int]:
+    """The host and port of a client's server; raises `AbsentError` when it needs more than plain TCP."""
+    settings = client.connection_pool.connection_kwargs
+    plain = client.connection_pool.connection_class is redis.Connection
+    if not plain or settings.get("password") or settings.get("db"):
+        raise AbsentError("only over plain TCP, without a password, in database 0")
+    return str(settings.get("host", "localhost")), int(settings.get("port", 6379))

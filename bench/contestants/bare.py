@@ -1,35 +1,28 @@
 """The requests of a lock on plain sockets: the upper limit for a lock in Python that sends the same requests.
 
-The requests are packed beforehand, and the replies are hardly parsed: there are no timeouts and no retries. Only
-`BareHolding` keeps a lease and makes a new token for each acquire. Each thread has a connection of its own. The tasks
-of a client share one connection, and their requests of one iteration of the loop leave together.
+The requests are packed beforehand, and the replies are hardly parsed: there are no timeouts and no retries. Each
+thread has a connection of its own. The tasks of a client share one connection, and their requests of one iteration of
+the loop leave together.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from bench.contestants.commands import Commands
-from bench.contestants.packing import pack
+from bench.contestants import address_of, pack
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import PASS_ON, WAIT
 from redislock_fast._util.tokens import CONTENDED_FLAG, new_token
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import redis
     import redis.asyncio
-
-__all__ = ["AsyncBareLock", "BareBatch", "BareHolding", "BareLock"]
 
 _KEPT_MS = 3_600_000
 _ROOM = 65536
@@ -56,20 +49,13 @@ def _greeting(channel: str) -> bytes:
 
 
 def _connected(client: redis.Redis) -> socket.socket:
-    connected = Commands(client).connect()
-    connected.settimeout(None)
+    connected = socket.create_connection(address_of(client))
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connected
 
 
 class BareLock:
-    """A lock on a blocking socket of its own.
-
-    Args:
-        client: of the server, which has DELIFEQ.
-        name: of the lock, which is its key.
-        lease_s: the ttl, in seconds.
-    """
+    """A lock on a blocking socket of its own, at a server that has DELIFEQ; the name is its key."""
 
     def __init__(self, client: redis.Redis, name: str, lease_s: int) -> None:
         channel = "bench:" + new_token().decode()
@@ -80,9 +66,9 @@ class BareLock:
         self._until(channel.encode())
 
     def _until(self, sign: bytes) -> None:
-        heard = b""
-        while sign not in heard:
-            heard += self._socket.recv(_ROOM)
+        received = b""
+        while sign not in received:
+            received += self._socket.recv(_ROOM)
 
     def acquire(self, *, blocking: bool = True) -> bool:
         """Acquire the lock, or wait for it."""
@@ -105,106 +91,6 @@ class BareLock:
         self._was_granted = False
         self._socket.sendall(self._words.pass_on)
         self._handed_over = self._socket.recv(_ROOM) == b":2\r\n"
-
-    def __enter__(self) -> object:
-        """Acquire the lock."""
-        return self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        """Release the lock."""
-        self.release()
-
-
-class _Owner(threading.local):
-    """The token and the lease of a thread."""
-
-    token: bytes | None = None
-    contended: bytes | None = None
-    expiry: tuple[bytes, float] | None = None
-
-
-class BareHolding(BareLock):
-    """A `BareLock` with a new token for each acquire, kept for each thread, as redis-py's interface needs it.
-
-    The arguments are those of `BareLock`.
-    """
-
-    def __init__(self, client: redis.Redis, name: str, lease_s: int) -> None:
-        super().__init__(client, name, lease_s)
-        self.local = _Owner()
-        self._lease_s = lease_s
-        words = self._words
-        requests = (words.acquire, words.wait, words.release, words.pass_on)
-        self._acquire, self._wait, self._release, self._pass_on = (one.split(words.token) for one in requests)
-
-    def acquire(self, *, blocking: bool = True) -> bool:
-        """Acquire the lock, or wait for it."""
-        local = self.local
-        token = new_token()
-        sent_at = time.monotonic()
-        if not (self._handed_over and blocking):
-            self._socket.sendall(token.join(self._acquire))
-            if self._socket.recv(_ROOM) == b"+OK\r\n":
-                local.expiry = (token, sent_at + self._lease_s)
-                local.token = token
-                return True
-        if blocking:
-            self._socket.sendall(token.join(self._wait))
-            self._until(token + CONTENDED_FLAG)
-            local.expiry = (token, sent_at + self._lease_s)
-            local.contended = local.token = token
-        return blocking
-
-    def release(self) -> None:
-        """Release the lock, or hand it over."""
-        local = self.local
-        token = local.token
-        assert token is not None
-        if local.contended != token:
-            self._socket.sendall(token.join(self._release))
-            if self._socket.recv(_ROOM) == b":1\r\n":
-                local.token = None
-                return
-        self._socket.sendall(token.join(self._pass_on))
-        self._handed_over = self._socket.recv(_ROOM) == b":2\r\n"
-        local.token = None
-
-
-class BareBatch:
-    """Locks on a blocking socket, requested in one write.
-
-    Args:
-        client: of the server, which has DELIFEQ.
-        lease_s: the ttl of the locks, in seconds.
-    """
-
-    def __init__(self, client: redis.Redis, lease_s: int) -> None:
-        self._lease_s = lease_s
-        self._names: Sequence[str] = ()
-        self._socket = _connected(client)
-
-    def _prepare(self, names: Sequence[str]) -> None:
-        words = [_Words(name, "", self._lease_s) for name in names]
-        self._acquire = b"".join(value.acquire for value in words)
-        self._release = b"".join(value.release for value in words)
-        self._names = names
-
-    def _ask(self, requests: bytes) -> bytes:
-        self._socket.sendall(requests)
-        heard = self._socket.recv(_ROOM)
-        while heard.count(b"\r\n") < len(self._names):
-            heard += self._socket.recv(_ROOM)
-        return heard
-
-    def acquire(self, names: Sequence[str], /) -> int:
-        """Acquire the free locks, and return their number."""
-        if names is not self._names:
-            self._prepare(names)
-        return self._ask(self._acquire).count(b"+OK")
-
-    def release(self) -> int:
-        """Release the locks, and return how many were held."""
-        return self._ask(self._release).count(b":1")
 
 
 class _Connection(asyncio.Protocol):
@@ -232,13 +118,12 @@ class _Connection(asyncio.Protocol):
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
             if type(reply) is hiredis.PushNotification:
-                told = (
-                    self._awaited.pop(reply[2].partition(CONTENDED_FLAG)[0], None) if reply[0] == b"message" else None
-                )
+                is_message = reply[0] == b"message"
+                answered = self._awaited.pop(reply[2].partition(CONTENDED_FLAG)[0], None) if is_message else None
             else:
-                told = self._asked.popleft()
-            if told is not None:
-                told.set_result(reply)
+                answered = self._asked.popleft()
+            if answered is not None:
+                answered.set_result(reply)
 
     def ask(self, request: bytes) -> asyncio.Future[Any]:
         if not self._requests:
@@ -267,7 +152,7 @@ async def _opened(client: redis.asyncio.Redis) -> _Connection:
 
 
 class AsyncBareLock:
-    """A lock on the connection that all tasks of a client share; the arguments are those of `BareLock`."""
+    """A lock on the connection that all tasks of a client share."""
 
     def __init__(self, client: redis.asyncio.Redis, name: str, lease_s: int) -> None:
         self._client = client

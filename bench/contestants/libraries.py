@@ -6,11 +6,7 @@ around them. A library that is not installed is left out: it is no error.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import platform
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,45 +16,31 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid1
 
 from bench.contestants import (
-    BARE_HOLDINGS,
     BARE_SOCKETS,
     HALF_LINGERING,
     LEASE_S,
     LINGER_S,
-    LOCAL,
     OURS,
     OURS_LINGERING,
     OURS_POLLING,
     POTTERY,
     PYTHON_REDIS_LOCK,
     REDIS_PY,
-    WITH_OPTION,
     AbsentError,
     AnyAsyncLock,
-    AnyBatch,
     AnyLock,
     Contestant,
-    Options,
 )
 
 if TYPE_CHECKING:
     import redis
-    import redis.asyncio
 
 
-_USUAL_TERMS = Options()
+def _redis_py(lease_s: int) -> Contestant:
+    def make(client: Any, name: str) -> Any:
+        return client.lock(name, timeout=lease_s)
 
-
-def _redis_py(terms: Options) -> Contestant:
-    def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s)
-        return lock
-
-    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
-        lock: AnyAsyncLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s)
-        return lock
-
-    return Contestant(REDIS_PY, version("redis"), make, str, make_async, _PipelineBatch)
+    return Contestant(REDIS_PY, version("redis"), make, make_async=make, make_batch=_PipelineBatch)
 
 
 class _PipelineBatch:
@@ -106,190 +88,89 @@ class _OurBatch:
         return sum(self._batch.release().values())
 
 
-def _ours(terms: Options) -> Contestant:
-    from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
-    from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
+def ours(name: str, settings: dict[str, Any], lease_s: int = LEASE_S) -> Contestant:
+    """Make the package's locks with these options a contestant; a `timeout` among them is in the place of the lease."""
+    import redislock_fast.asyncio  # noqa: PLC0415 - a child of `bench guard` has the package of another tree
 
-    def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s, lock_class=Lock)
-        return lock
+    others = dict(settings)
+    choice = {"timeout": others.pop("timeout", lease_s)}
+    lock_class: Any = redislock_fast.Lock
+    async_lock_class: Any = redislock_fast.asyncio.Lock
+    if others:
+        lock_class, async_lock_class = partial(lock_class, **others), partial(async_lock_class, **others)
 
-    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
-        lock: AnyAsyncLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s, lock_class=AsyncLock)
-        return lock
+    def make(client: Any, name: str) -> Any:
+        return client.lock(name, lock_class=lock_class, **choice)
 
+    def make_async(client: Any, name: str) -> Any:
+        return client.lock(name, lock_class=async_lock_class, **choice)
+
+    batch = _OurBatch if hasattr(redislock_fast, "Locker") else None
     return Contestant(
-        OURS,
-        __version__,
-        make,
-        str,
-        make_async,
-        _OurBatch if hasattr(__import__("redislock_fast"), "Locker") else None,
+        name, redislock_fast.__version__, make, str, make_async, batch, linger_s=settings.get("linger", 0.0)
     )
 
 
-def _ours_with(name: str, settings: dict[str, Any], terms: Options) -> Contestant:
-    from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
-    from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
-
-    choice: dict[str, Any] = {"timeout": terms.lease_s, "sleep": terms.sleep_s, **settings}
-
-    def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = Lock(client, name, **choice)
-        return lock
-
-    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
-        lock: AnyAsyncLock = AsyncLock(client, name, **choice)
-        return lock
-
-    return Contestant(name, __version__, make, str, make_async)
+def _half_lingering(lease_s: int) -> Contestant:
+    return replace(ours(HALF_LINGERING, {}, lease_s), of_processes=(OURS_LINGERING, OURS))
 
 
-def _ours_lingering(terms: Options) -> Contestant:
-    from redislock_fast import Lock, __version__  # noqa: PLC0415 - `find` imports it
-    from redislock_fast.asyncio import Lock as AsyncLock  # noqa: PLC0415
-
-    lock_class, async_lock_class = partial(Lock, linger=LINGER_S), partial(AsyncLock, linger=LINGER_S)
-
-    def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = client.lock(name, timeout=terms.lease_s, sleep=terms.sleep_s, lock_class=lock_class)
-        return lock
-
-    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
-        lock: AnyAsyncLock = client.lock(
-            name,
-            timeout=terms.lease_s,
-            sleep=terms.sleep_s,
-            lock_class=async_lock_class,  # type: ignore[arg-type]  # its stub: a class
-        )
-        return lock
-
-    return Contestant(OURS_LINGERING, __version__, make, str, make_async, linger_s=LINGER_S)
-
-
-def _half_lingering(terms: Options) -> Contestant:
-    return replace(_ours(terms), name=HALF_LINGERING, of_processes=(OURS_LINGERING, OURS))
-
-
-def _python_redis_lock(terms: Options) -> Contestant:
+def _python_redis_lock(lease_s: int) -> Contestant:
     from redis_lock import Lock  # noqa: PLC0415 - optional
 
     # It logs a warning for every acquire that fails, and the check makes one fail in every round.
     logging.getLogger("redis_lock.acquire").setLevel(logging.ERROR)
 
     def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = Lock(client, name, expire=terms.lease_s)
+        lock: AnyLock = Lock(client, name, expire=lease_s)
         return lock
 
     return Contestant(PYTHON_REDIS_LOCK, version("python-redis-lock"), make, "lock:{}".format)
 
 
-def _pottery(terms: Options) -> Contestant:
+def _pottery(lease_s: int) -> Contestant:
     from pottery import Redlock  # noqa: PLC0415 - optional
 
     def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = Redlock(key=name, masters={client}, auto_release_time=terms.lease_s)
+        lock: AnyLock = Redlock(key=name, masters={client}, auto_release_time=lease_s)
         return lock
 
     return Contestant(POTTERY, version("pottery"), make, "redlock:{}".format)
 
 
-def _bare_sockets(terms: Options) -> Contestant:
-    from bench.contestants.bare import AsyncBareLock, BareBatch, BareLock  # noqa: PLC0415 - it needs the package
+def _bare_sockets(lease_s: int) -> Contestant:
+    from bench.contestants import bare  # noqa: PLC0415 - it needs the package
 
     def make(client: redis.Redis, name: str) -> AnyLock:
-        return BareLock(client, name, terms.lease_s)
+        return bare.BareLock(client, name, lease_s)
 
     def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
-        return AsyncBareLock(client, name, terms.lease_s)
+        return bare.AsyncBareLock(client, name, lease_s)
 
-    def make_batch(client: redis.Redis) -> AnyBatch:
-        return BareBatch(client, terms.lease_s)
-
-    return Contestant(BARE_SOCKETS, "-", make, str, make_async, make_batch)
+    return Contestant(BARE_SOCKETS, "-", make, make_async=make_async)
 
 
-def _bare_holdings(terms: Options) -> Contestant:
-    from bench.contestants.bare import BareHolding  # noqa: PLC0415 - it needs the package
-
-    def make(client: redis.Redis, name: str) -> AnyLock:
-        return BareHolding(client, name, terms.lease_s)
-
-    return Contestant(BARE_HOLDINGS, "-", make, str)
-
-
-class _AsyncLocalLock:
-    """A lock of one event loop, first come, first served, and nothing else: it knows no cancel and no timeout."""
-
-    def __init__(self) -> None:
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._is_held = False
-
-    async def acquire(self, *, blocking: bool = True) -> bool:
-        """Acquire the lock; without `blocking`, return False at once when it is held."""
-        if not self._is_held:
-            self._is_held = True
-            await asyncio.sleep(0)  # or the first of many tasks would never let another one run
-        elif blocking:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-        else:
-            return False
-        return True
-
-    async def release(self) -> None:
-        """Release the lock to the task that has waited longest."""
-        if self._waiters:
-            self._waiters.popleft().set_result(None)
-        else:
-            self._is_held = False
-
-
-def _local(_: Options) -> Contestant:
-    locks: dict[str, AnyLock] = {}
-    async_locks: dict[str, AnyAsyncLock] = {}
-
-    def make(_: redis.Redis, name: str) -> AnyLock:
-        return locks.setdefault(name, threading.Lock())
-
-    def make_async(_: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
-        return async_locks.setdefault(name, _AsyncLocalLock())
-
-    return Contestant(LOCAL, platform.python_version(), make, str, make_async)
-
-
-_FACTORIES: dict[str, tuple[str, Callable[[Options], Contestant]]] = {
+_FACTORIES: dict[str, tuple[str, Callable[[int], Contestant]]] = {
     REDIS_PY: ("redis", _redis_py),
-    OURS: ("redislock_fast", _ours),
-    OURS_POLLING: ("redislock_fast", partial(_ours_with, OURS_POLLING, {"wait": "poll"})),
-    OURS_LINGERING: ("redislock_fast", _ours_lingering),
+    OURS: ("redislock_fast", partial(ours, OURS, {})),
+    OURS_POLLING: ("redislock_fast", partial(ours, OURS_POLLING, {"wait": "poll"})),
+    OURS_LINGERING: ("redislock_fast", partial(ours, OURS_LINGERING, {"linger": LINGER_S})),
     HALF_LINGERING: ("redislock_fast", _half_lingering),
-    **{name: ("redislock_fast", partial(_ours_with, name, {name: True})) for name in WITH_OPTION},
     PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
     POTTERY: ("pottery", _pottery),
     BARE_SOCKETS: ("redislock_fast", _bare_sockets),
-    BARE_HOLDINGS: ("redislock_fast", _bare_holdings),
 }
 
 NAMES = tuple(_FACTORIES)
-"""All contestants. `LOCAL`, which has no key, is only a yardstick."""
+"""All contestants."""
 
 
-def find(name: str, terms: Options = _USUAL_TERMS) -> Contestant:
-    """Make a contestant.
+def find(name: str, lease_s: int = LEASE_S) -> Contestant:
+    """Make the contestant of this name, whose locks have this timeout, in whole seconds.
 
-    Args:
-        name: as in `--only`.
-        terms: the options of its locks.
-
-    Raises:
-        AbsentError: when its library is not installed.
-        ImportError: when its library is installed and cannot be imported.
+    Raises `AbsentError` when its library is not installed.
     """
-    if name == LOCAL:
-        return _local(terms)
     package, make = _FACTORIES[name]
     if not find_spec(package):
         raise AbsentError("not installed")
-    return make(terms)
+    return make(lease_s)

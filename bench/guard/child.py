@@ -1,4 +1,4 @@
-"""A child process of `python -m bench guard`: measures workloads with the package of one tree.
+"""A child process of `python -m bench guard`, from both ends: it measures with the package of one tree.
 
 `python -m bench.guard.child URL...` writes to standard output which package it has imported. Then it reads requests
 from standard input, a name and seconds each, and writes the rate or the error; it ends with its standard input. Each
@@ -8,21 +8,93 @@ message is a line of JSON.
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
 
 import redislock_fast
+from bench.contestants import AbsentError
 from bench.guard.workloads import LOCKS, WORKLOADS, Site
 from bench.measuring import rounds
 from bench.measuring.rounds import Entrant
+
+BENCH_TREE = Path(__file__).resolve().parents[2]
+"""The tree of this bench."""
+
+
+class NotMeasuredError(Exception):
+    """A tree lacks a workload or fails in it; the message says why."""
+
+
+class Child:
+    """A process that has imported the package of one tree: its standard input and output.
+
+    It has the file and the implementation of its package, "compiled" or "python".
+    """
+
+    def __init__(self, requests: IO[str], replies: IO[str]) -> None:
+        self._requests = requests
+        self._replies = replies
+        facts = self._read()
+        self.file = Path(facts["file"])
+        self.implementation: str = facts["implementation"]
+
+    def rate(self, workload: str, seconds: float) -> float:
+        """Measure a key of `WORKLOADS`: acquire+release pairs, or acquisitions, per second.
+
+        Raises `NotMeasuredError` when the tree lacks it or fails in it, `AbsentError` when the process has ended.
+        """
+        self._requests.write(json.dumps((workload, seconds)) + "\n")
+        self._requests.flush()
+        reply = self._read()
+        if "error" in reply:
+            raise NotMeasuredError(reply["error"])
+        rate: float = reply["rate"]
+        return rate
+
+    def _read(self) -> dict[str, Any]:
+        line = self._replies.readline()
+        if not line:
+            raise AbsentError("a child process has ended")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+
+@contextmanager
+def open_child(tree: Path, urls: Sequence[str]) -> Iterator[Child]:
+    """Start a child process with the package of a tree; the first server is for all workloads but Redlock.
+
+    Raises `AbsentError` when the package cannot be imported from the tree.
+    """
+    command = [sys.executable, "-m", "bench.guard.child", *urls]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, env=environment(tree), cwd=BENCH_TREE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process.stdin:
+            child = Child(process.stdin, process.stdout)
+            if not child.file.is_relative_to(tree.resolve()):
+                raise AbsentError(f"{tree} has no package: {child.file} was imported")
+            yield child
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """The environment of a process with the package of a tree, and this bench."""
+    return {**os.environ, "PYTHONPATH": f"{tree.resolve() / 'src'}{os.pathsep}{BENCH_TREE}"}
 
 
 def main() -> None:
     """Answer requests until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its children
     urls = sys.argv[1:]
-    _say(file=redislock_fast.__file__, implementation=redislock_fast.implementation)
+    _write(file=redislock_fast.__file__, implementation=redislock_fast.implementation)
     entrants: dict[str, Entrant] = {}
     with rounds.open_scene(urls[0], LOCKS) as scene:
         for line in sys.stdin:
@@ -32,12 +104,12 @@ def main() -> None:
                     entrants[name] = WORKLOADS[name].entrant(Site(scene, urls))
                 sample = rounds.sample(entrants[name], seconds)
             except Exception as error:  # the tree lacks the workload, or fails in it
-                _say(error=str(error) or repr(error))
+                _write(error=str(error) or repr(error))
             else:
-                _say(rate=sample.pairs_per_s)
+                _write(rate=sample.pairs_per_s)
 
 
-def _say(**message: Any) -> None:
+def _write(**message: Any) -> None:
     print(json.dumps(message), flush=True)
 
 

@@ -4,25 +4,34 @@ In each round, a child process of either tree measures the workload, one after t
 alternates from round to round. There are several children of each tree, which take turns, so that the accidents of one
 process (its addresses, its hash seed) do not count as a difference of the trees. A figure is the median of the ratios
 of the rounds. No ratio makes the command fail.
+
+`--instructions`: valgrind's callgrind counts the instructions of a process that does nothing else, once with few pairs,
+once with more. The difference is that of the pairs alone. It repeats to 0.5 % whatever else the machine does, so a
+change of 1 % is seen in minutes, where rounds of pairs per second need hours. A wait, a system call's work and a cache
+miss count nothing: two trees with equal counts may differ in speed.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+import re
+import shutil
 import statistics
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from bench.contestants import AbsentError
-from bench.guard import counted, instructions
-from bench.guard.tree import BENCH_TREE, Child, NotMeasuredError, open_child
+from bench.guard import counted
+from bench.guard.child import BENCH_TREE, Child, NotMeasuredError, environment, open_child
 from bench.guard.workloads import WORKLOADS
 from bench.measuring import arguments, report, servers
-from bench.measuring.tables import Column
-from redislock_fast.server import Server
+from bench.measuring.report import Column
 
 HELP = "this source tree beside another one: ratios of pairs per second"
 
@@ -40,82 +49,53 @@ _COLUMNS = (
     Column("rounds", str, ("rounds",)),
 )
 
+_FEW, _MANY = 2 * counted.TASKS, 12 * counted.TASKS
+_COUNT = re.compile(r"Collected : (\d+)")
+
+_COUNTED_COLUMNS = (
+    Column("instructions of a pair", str, ("about",)),
+    Column("before", "{:,.0f}".format, ("before",)),
+    Column("after", "{:,.0f}".format, ("after",)),
+    Column("after :\nbefore", "{:.3f}".format, ("ratio",)),
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument(
-        "--before", type=_tree, required=True, metavar="TREE", help="a checkout of the package, with its core built"
-    )
+    about = "a checkout of the package, with its core built"
+    parser.add_argument("--before", type=_tree, required=True, metavar="TREE", help=about)
     defaults = "; ".join(f"{name} {workload.rounds}" for name, workload in WORKLOADS.items())
     parser.add_argument("--rounds", type=arguments.positive(int), help=f"of each figure (default: {defaults})")
-    parser.add_argument(
-        "--only",
-        type=arguments.some_of(tuple(dict.fromkeys((*WORKLOADS, *counted.WORKLOADS)))),
-        metavar="NAME,...",
-        help=", ".join(f"{name}: {workload.about}" for name, workload in WORKLOADS.items()),
-    )
-    parser.add_argument(
-        "--instructions",
-        action="store_true",
-        help="count the instructions of a pair instead, by valgrind; --only: "
-        + ", ".join(f"{name}: {about}" for name, (about, _) in counted.WORKLOADS.items()),
-    )
-    arguments.add_json(parser)
+    names = tuple(dict.fromkeys((*WORKLOADS, *counted.WORKLOADS)))
+    about = ", ".join(f"{name}: {workload.about}" for name, workload in WORKLOADS.items())
+    parser.add_argument("--only", type=arguments.some_of(names), metavar="NAME,...", help=about)
+    of_counts = ", ".join(f"{name}: {about}" for name, (about, _) in counted.WORKLOADS.items())
+    about = f"count the instructions of a pair instead, by valgrind; --only: {of_counts}"
+    parser.add_argument("--instructions", action="store_true", help=about)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Measure, and print the table."""
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, and return the figures."""
     workloads = counted.WORKLOADS if options.instructions else WORKLOADS
-    options.only = [name for name in options.only or workloads if name in workloads]
-    if options.instructions:
-        return _count_instructions(options)
-    servers.allow_open_files()
-    try:
-        with ExitStack() as closing:
-            urls = [closing.enter_context(Server()).url for _ in range(_SERVERS)]
-            name = servers.stated_name(urls[0])
+    names = [name for name in options.only or workloads if name in workloads]
+    with ExitStack() as closing:
+        count = 1 if options.instructions else _SERVERS
+        opened = [closing.enter_context(servers.open_server("embedded")) for _ in range(count)]
+        urls = [server.url for server in opened]
+        if options.instructions:
+            columns: tuple[Column, ...] = _COUNTED_COLUMNS
+            rows, not_measured = _counted_rows(options.before, urls[0], names)
+        else:
+            columns = _COLUMNS
             pairs = [
-                (
-                    closing.enter_context(open_child(options.before, urls)),
-                    closing.enter_context(open_child(BENCH_TREE, urls)),
-                )
+                tuple(closing.enter_context(open_child(tree, urls)) for tree in (options.before, BENCH_TREE))
                 for _ in range(min(_PAIRS, options.rounds or _PAIRS))
             ]
-            rows, not_measured = _rows(pairs, options)
-            before, after = (child.implementation for child in pairs[0])
-    except (FileNotFoundError, AbsentError) as error:
-        report.say(f"cannot run: {error}")
-        return 2
-    print(f"before: {options.before} ({before}); after: {BENCH_TREE} ({after})")
-    _print(name, _COLUMNS, rows, not_measured)
-    if options.json:
-        facts = {"command": "guard", "server": name, **report.environment(), "before": before, "after": after}
-        report.save_json(options.json, {**facts, "not_measured": not_measured, "results": rows})
-    return 0
-
-
-def _count_instructions(options: argparse.Namespace) -> int:
-    """Count, and print the table."""
-    try:
-        with Server() as server:
-            name = servers.stated_name(server.url)
-            rows, not_measured = instructions.rows_of(options.before, server.url, options.only)
-    except (FileNotFoundError, AbsentError) as error:
-        report.say(f"cannot run: {error}")
-        return 2
+            rows, not_measured = _rows(pairs, {name: options.rounds or WORKLOADS[name].rounds for name in names})
+            print(f"before, after: {', '.join(child.implementation for child in pairs[0])}")
     print(f"before: {options.before}; after: {BENCH_TREE}")
-    _print(name, instructions.COLUMNS, rows, not_measured)
-    if options.json:
-        facts = {"command": "guard", "server": name, **report.environment()}
-        report.save_json(options.json, {**facts, "not_measured": not_measured, "instructions": rows})
-    return 0
-
-
-def _print(name: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]], not_measured: dict[str, str]) -> None:
-    cells = [[column.of(row) for column in columns] for row in rows]
-    report.table(name, [column.heading for column in columns], cells, words=1)
-    for figure, reason in not_measured.items():
-        print(f"{figure}: {reason}")
+    report.print_rows(opened[0].name, columns, rows, not_measured, words=1)
+    return {"server": opened[0].name, "not_measured": not_measured, "results": rows}
 
 
 def _tree(text: str) -> Path:
@@ -126,11 +106,8 @@ def _tree(text: str) -> Path:
     return tree
 
 
-def _rows(
-    pairs: Sequence[tuple[Child, Child]], options: argparse.Namespace
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _rows(pairs: Sequence[tuple[Child, ...]], rounds: dict[str, int]) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The rows of the table, and the reason for each figure that was not measured."""
-    rounds = {name: options.rounds or WORKLOADS[name].rounds for name in options.only}
     rows: list[dict[str, Any]] = []
     not_measured: dict[str, str] = {}
     with report.progress(sum(rounds.values())) as step:
@@ -147,7 +124,7 @@ def _rows(
     return rows, not_measured
 
 
-def _round(pairs: Sequence[tuple[Child, Child]], name: str, number: int) -> tuple[float, float]:
+def _round(pairs: Sequence[tuple[Child, ...]], name: str, number: int) -> tuple[float, float]:
     """The rates before and after, of one round."""
     workload = WORKLOADS[name]
     pair = pairs[number % len(pairs)]
@@ -176,10 +153,45 @@ def _row(name: str, rates: Sequence[tuple[float, float]]) -> dict[str, Any]:
         "before_per_s": statistics.median(before for before, _ in rates),
         "after_per_s": statistics.median(after for _, after in rates),
         "ratio": ratio,
-        "uncertainty": 1.57
-        * (three_quarters - quarter)
-        / math.sqrt(len(ratios)),  # of the median, as of a box plot's notch
+        # Of the median, as of a box plot's notch.
+        "uncertainty": 1.57 * (three_quarters - quarter) / math.sqrt(len(ratios)),
         "quarter": quarter,
         "three_quarters": three_quarters,
         "ratios": ratios,
     }
+
+
+# ---- instructions ----
+
+
+def _counted_rows(before: Path, url: str, names: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """As `_rows`, of the instructions of a pair; raises `AbsentError` without valgrind."""
+    if shutil.which("valgrind") is None:
+        raise AbsentError("--instructions needs valgrind (Debian's package of that name)")
+    rows: list[dict[str, Any]] = []
+    not_measured: dict[str, str] = {}
+    with report.progress(2 * len(names)) as step:
+        for name in names:
+            counts: list[float] = []
+            try:
+                for tree in (before, BENCH_TREE):
+                    step(name)
+                    few, many = (_count(tree, url, name, pairs) for pairs in (_FEW, _MANY))
+                    counts.append((many - few) / (_MANY - _FEW))
+            except NotMeasuredError as reason:
+                not_measured[name] = str(reason)
+            else:
+                figures = {"before": counts[0], "after": counts[1], "ratio": counts[1] / counts[0]}
+                rows.append({"figure": name, "about": counted.WORKLOADS[name][0], **figures})
+    return rows, not_measured
+
+
+def _count(tree: Path, url: str, name: str, pairs: int) -> int:
+    command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={os.devnull}"]
+    command += [sys.executable, "-m", "bench.guard.counted", url, name, str(pairs)]
+    settings = {**environment(tree), "PYTHONHASHSEED": "0"}
+    done = subprocess.run(command, env=settings, cwd=BENCH_TREE, capture_output=True, text=True, check=False)
+    found = _COUNT.search(done.stderr)
+    if done.returncode or found is None:
+        raise NotMeasuredError(next(reversed(done.stderr.splitlines()), "valgrind said nothing"))
+    return int(found[1])

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import redis
 
 from bench.contention import figures, window
 from bench.contention.workload import Workload as Contention
-from bench.contestants import LEASE_S, OURS, CheckFailedError, Options, libraries
-from bench.measuring.rounds import ANEW, REUSED, Entrant, Sample, Scene
-from bench.workloads import batches, single, tasks, threads
+from bench.contestants import LEASE_S, OURS, CheckFailedError, libraries
+from bench.measuring.rounds import Entrant, Sample, Scene
+from bench.workloads import batches, callers, single
 
 LOCKS = 1000
 """How many locks a workload has at most."""
@@ -23,12 +22,7 @@ LOCKS = 1000
 
 @dataclass(frozen=True)
 class Site:
-    """The surroundings of a child's measurement.
-
-    Attributes:
-        scene: on the one server that all workloads but Redlock use.
-        urls: of the servers of Redlock.
-    """
+    """The surroundings of a child's measurement: the server of all workloads but Redlock, and those of Redlock."""
 
     scene: Scene
     urls: Sequence[str]
@@ -36,51 +30,30 @@ class Site:
 
 @dataclass(frozen=True)
 class Workload:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        about: its title.
-        entrant: makes what a child measures.
-        rounds: how many, unless the user says otherwise.
-        seconds: how long each tree is measured in a round.
-        warms_up: whether the first measurement of a child does not count.
-    """
-
-    about: str
-    entrant: Callable[[Site], Entrant]
-    rounds: int = 60
-    seconds: float = 0.06
-    warms_up: bool = True
+    about: str  # its title
+    entrant: Callable[[Site], Entrant]  # makes what a child measures
+    rounds: int = 60  # how many, unless the user says otherwise
+    seconds: float = 0.06  # how long each tree is measured in a round
+    warms_up: bool = True  # whether the first measurement of a child does not count
 
 
-def _single(workload: str, site: Site) -> Entrant:
-    rows = single.entrants_of(libraries.find(OURS), site.scene)
-    return next(row for row in rows if row.workload == workload)
+def _contention(processes: int) -> Workload:
+    def entrant(site: Site) -> Entrant:
+        contestant, scene = libraries.find(OURS), site.scene
+        workload = Contention(processes, hold_ms=0, think_ms=0)
 
+        def measure(seconds: float) -> Sample:
+            opened = window.open_window(scene.url, scene.witness, contestant, LEASE_S, workload, seconds)
+            found = figures.figures(opened)
+            if found["violations"]:
+                raise CheckFailedError(f"two holders at a time, {found['violations']} times")
+            return Sample(found["acquisitions_per_s"])
 
-def _threads(count: int, site: Site) -> Entrant:
-    return threads.entrants_of(libraries.find(OURS), site.scene, (count,))[0]
+        return Entrant(OURS, workload.label, measure, count=processes)
 
-
-def _tasks(count: int, site: Site) -> Entrant:
-    return tasks.entrants_of(libraries.find(OURS), site.scene, "asyncio", (count,))[0]
-
-
-def _batch(count: int, site: Site) -> Entrant:
-    return batches.entrants_of(libraries.find(OURS), site.scene, (count,))[0]
-
-
-def _contention(processes: int, site: Site) -> Entrant:
-    contestant, scene = libraries.find(OURS), site.scene
-    workload = Contention(processes, hold_ms=0, think_ms=0)
-
-    def measure(seconds: float) -> Sample:
-        done = figures.figures(window.open_window(scene.url, scene.witness, contestant, Options(), workload, seconds))
-        if done["violations"]:
-            raise CheckFailedError(f"two holders at a time, {done['violations']} times")
-        return Sample(done["acquisitions_per_s"])
-
-    return Entrant(OURS, OURS, workload.label, measure, lambda: None, processes)
+    return Workload(f"{processes} processes, one key", entrant, 10, 1.0, warms_up=False)
 
 
 def _redlock(site: Site) -> Entrant:
@@ -91,15 +64,20 @@ def _redlock(site: Site) -> Entrant:
     return redlock.entrant(OURS, Redlock(clients, site.scene.prefix, timeout=LEASE_S))
 
 
+def _of(entrants_of: Callable[..., list[Entrant]], *choice: object, at: int = 0) -> Callable[[Site], Entrant]:
+    """One of the rows that a workload makes for the package."""
+    return lambda site: entrants_of(libraries.find(OURS), site.scene, *choice)[at]
+
+
 WORKLOADS: Mapping[str, Workload] = {
-    "reused": Workload("1 thread, lock reused", partial(_single, REUSED)),
-    "anew": Workload("1 thread, lock made anew", partial(_single, ANEW)),
-    "threads": Workload("16 threads", partial(_threads, 16)),
-    "task": Workload("1 task", partial(_tasks, 1)),
-    "tasks": Workload("100 tasks", partial(_tasks, 100)),
-    "batch": Workload(f"batch of {LOCKS:,}", partial(_batch, LOCKS)),
-    "contention-8": Workload("8 processes, one key", partial(_contention, 8), 10, 1.0, warms_up=False),
-    "contention-32": Workload("32 processes, one key", partial(_contention, 32), 10, 1.0, warms_up=False),
+    "reused": Workload("1 thread, lock reused", _of(single.entrants_of)),
+    "anew": Workload("1 thread, lock made anew", _of(single.entrants_of, at=1)),
+    "threads": Workload("16 threads", _of(callers.of_threads, (16,))),
+    "task": Workload("1 task", _of(callers.of_tasks, "asyncio", (1,))),
+    "tasks": Workload("100 tasks", _of(callers.of_tasks, "asyncio", (100,))),
+    "batch": Workload(f"batch of {LOCKS:,}", _of(batches.entrants_of, (LOCKS,))),
+    "contention-8": _contention(8),
+    "contention-32": _contention(32),
     "redlock": Workload("Redlock over 5 servers", _redlock),
 }
 """By the name that `--only` has for it."""

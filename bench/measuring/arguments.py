@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from bench.measuring import servers
 
@@ -19,33 +18,27 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_kind(parser: argparse.ArgumentParser) -> None:
+    """Declare `--server` for a command that starts its servers itself."""
+    parser.add_argument("--server", choices=servers.CHOICES, default="embedded", help="default: %(default)s, a Valkey")
+
+
 def add_rtt(parser: argparse.ArgumentParser) -> None:
     """Declare `--rtt`."""
-    parser.add_argument(
-        "--rtt",
-        type=not_negative,
-        default=0.0,
-        metavar="MS",
-        help="a round trip that is added to the way to the server (default: %(default)g)",
-    )
+    about = "a round trip that is added to the way to the server (default: %(default)g)"
+    parser.add_argument("--rtt", type=not_negative, default=0.0, metavar="MS", help=about)
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare `--json`."""
-    parser.add_argument("--json", type=new_file, metavar="FILE", help="save every figure here")
+def add_rounds(parser: argparse.ArgumentParser, rounds: int, seconds: float, of: str = "contestant") -> None:
+    """Declare `--rounds` and `--seconds`, with these defaults."""
+    parser.add_argument("--rounds", type=positive(int), default=rounds, help="default: %(default)s")
+    about = f"for each {of} and round (default: %(default)s)"
+    parser.add_argument("--seconds", type=positive(float), default=seconds, help=about)
 
 
 def add_wide(parser: argparse.ArgumentParser) -> None:
     """Declare `--wide`."""
     parser.add_argument("--wide", action="store_true", help="all figures, not only those that fit into 80 columns")
-
-
-def new_file(text: str) -> Path:
-    """Parse the path of a file to write, in a folder that is there: else a long measurement would be lost."""
-    path = Path(text)
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"no such folder: {path.parent}")
-    return path
 
 
 def positive(number: Callable[[str], float]) -> Callable[[str], float]:
@@ -68,14 +61,9 @@ def not_negative(text: str) -> float:
     return value
 
 
-def counts(text: str) -> list[int]:
-    """Parse whole numbers above 0, separated by commas."""
-    return [int(positive(int)(part)) for part in text.split(",")]
-
-
-def lengths(text: str) -> list[float]:
-    """Parse numbers above 0, separated by commas."""
-    return [positive(float)(part) for part in text.split(",")]
+def several(number: Callable[[str], float]) -> Callable[[str], list[float]]:
+    """Make a parser of numbers above 0, separated by commas."""
+    return lambda text: list(map(positive(number), text.split(",")))
 
 
 def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:

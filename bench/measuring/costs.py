@@ -10,6 +10,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import redis
 
@@ -17,11 +18,7 @@ _LOCKS = 1000
 
 
 class Meter:
-    """Measures the CPU time of this process and of the server, from `start` on.
-
-    Args:
-        witness: a client of the server, with no other request under way.
-    """
+    """Measures the CPU time of this process and of the server; the witness has no other request under way."""
 
     def __init__(self, witness: redis.Redis) -> None:
         self._witness = witness
@@ -32,15 +29,11 @@ class Meter:
         self._server_s = server_cpu_s(self._witness)
         self._client_s = time.process_time()
 
-    def read(self, pairs: int) -> tuple[float, float]:
-        """Return the microseconds per pair since `start`, of this process and of the server.
-
-        Args:
-            pairs: how many there were since `start`.
-        """
+    def read(self, pairs: int) -> dict[str, Any]:
+        """The CPU time since `start`, for each of these pairs, by the names that `Sample` has for it."""
         client_s = time.process_time() - self._client_s
         server_s = server_cpu_s(self._witness) - self._server_s
-        return 1e6 * client_s / pairs, 1e6 * server_s / pairs
+        return {"client_cpu_us": 1e6 * client_s / pairs, "server_cpu_us": 1e6 * server_s / pairs}
 
 
 def server_cpu_s(witness: redis.Redis) -> float:
@@ -54,9 +47,6 @@ def bytes_per_lock(make: Callable[[str], object]) -> float:
 
     The locks are made in a new thread: the table of thread-local objects of a thread grows in steps, and in a new
     thread it is empty for every contestant.
-
-    Args:
-        make: makes a lock from a name.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_bytes_per_lock, make).result()

@@ -1,7 +1,8 @@
-"""Servers that are further away: `delay.c` stands between them and the bench, in a process of its own."""
+"""Servers that are further away: `delay.c`, compiled here, stands between them and the bench, in its own process."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,6 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from bench.contestants import AbsentError
-from bench.measuring.compiling import compiled
 
 _SOURCE = Path(__file__).with_name("delay.c")
 
@@ -19,16 +19,8 @@ _SOURCE = Path(__file__).with_name("delay.c")
 def open_delay(ports: Sequence[int], rtt_ms: float, host: str = "127.0.0.1") -> Iterator[dict[int, int]]:
     """Add a round trip to the way to some servers, half of it in each direction.
 
-    Args:
-        ports: of the servers.
-        rtt_ms: the round trip that is added, in ms.
-        host: of the servers.
-
-    Yields:
-        By the port of a server, the port on loopback where it is reached with the delay.
-
-    Raises:
-        AbsentError: without a C compiler, or on another system than Linux.
+    Yields, by the port of a server, the port on loopback where it is reached so. Raises `AbsentError` without a C
+    compiler, or on another system than Linux.
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         program = compiled(_SOURCE, Path(folder))
@@ -42,17 +34,9 @@ def open_delay(ports: Sequence[int], rtt_ms: float, host: str = "127.0.0.1") -> 
 
 @contextmanager
 def delayed_url(url: str, rtt_ms: float) -> Iterator[str]:
-    """Add a round trip to the way to a server.
+    """Yield the URL where the server is reached with a round trip more; with 0 ms, its own.
 
-    Args:
-        url: the server's.
-        rtt_ms: the round trip that is added, in ms; 0: nothing stands between.
-
-    Yields:
-        The URL where the server is reached with the delay.
-
-    Raises:
-        AbsentError: as `open_delay`, and when the server is not reached by plain TCP.
+    Raises `AbsentError` as `open_delay`, and when the server is not reached by plain TCP.
     """
     if not rtt_ms:
         yield url
@@ -64,3 +48,16 @@ def delayed_url(url: str, rtt_ms: float) -> Iterator[str]:
     with open_delay([port], rtt_ms, parts.hostname or "localhost") as reached:
         credentials, at, _ = parts.netloc.rpartition("@")
         yield urlunsplit(parts._replace(netloc=f"{credentials}{at}127.0.0.1:{reached[port]}"))
+
+
+def compiled(source: Path, folder: Path) -> Path:
+    """Compile a program of one file into the folder, and return its path; raise `AbsentError` where that fails."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise AbsentError("no C compiler")
+    program = folder / source.stem
+    command = [compiler, "-std=gnu11", "-O2", "-Wall", "-Wextra", "-o", str(program), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AbsentError(f"{source.name} does not compile: {done.stderr}")
+    return program

@@ -1,18 +1,21 @@
-"""The output of a command: a progress bar, tables, a JSON file.
+"""The output of a command: a progress bar, tables, a JSON file, a warning that other programs keep the machine busy.
 
 Progress and errors go to stderr, results to stdout. Both are readable without a terminal.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -20,32 +23,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 _WIDER_THAN_ANY_TABLE = 1000
-
-
-class Step(Protocol):
-    """A function to call before each step."""
-
-    def __call__(self, stage: str) -> None:
-        """Begin a step of the stage, and end the step before it."""
+_LOOK_S = 0.3
+_BUSY_SHARE = 0.15
+_STAT = Path("/proc/stat")
+_IDLE = (3, 4)  # idle and iowait: proc(5)
 
 
 @contextmanager
-def progress(total_steps: int) -> Iterator[Step]:
+def progress(total_steps: int) -> Iterator[Callable[[str], None]]:
     """Show a progress bar; without a terminal, one line for each new stage.
 
-    Args:
-        total_steps: the number of steps.
-
-    Yields:
-        The function to call before each step.
+    Yields the function to call before each step, with the name of its stage.
     """
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description:<20}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total_steps)
         shown = ""
@@ -67,14 +58,42 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True)
+class Column:
+    """One column of a table."""
+
+    heading: str  # above the column
+    cell: Callable[..., str]  # the text for a row that has all figures of the column; a dash stands for a missing one
+    figures: tuple[str, ...]  # the keys of the row that the text needs
+    is_wide: bool = False  # whether the column is left out without `--wide`, so that the table fits into 80 columns
+
+    def of(self, row: Mapping[str, Any]) -> str:
+        """The text for a row."""
+        values = [row[figure] for figure in self.figures]
+        return "-" if None in values else self.cell(*values)
+
+
+def print_rows(
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[Mapping[str, Any]],
+    absent: Mapping[str, str] | None = None,
+    is_wide: bool = True,
+    words: int = 2,
+) -> None:
+    """Print the columns of the rows, those that are wide only if wanted, and why names are absent from the table."""
+    columns = [column for column in columns if is_wide or not column.is_wide]
+    table(
+        title, [column.heading for column in columns], [[column.of(row) for column in columns] for row in rows], words
+    )
+    for name, reason in (absent or {}).items():
+        print(f"{name}: {reason}")
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> None:
     """Print a table, as wide as it needs to be: no figure is cut, whatever the terminal's width.
 
-    Args:
-        title: above the table.
-        columns: the headings.
-        rows: the cells, one sequence per row.
-        words: how many columns, from the left, hold words; the others hold figures.
+    The first columns, as many as `words` says, hold words and are aligned at the left, the others at the right.
     """
     drawn = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for index, heading in enumerate(columns):
@@ -87,6 +106,16 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], wor
     console.print(drawn)
 
 
+def three_digits(value: float | None) -> str:
+    """Write a figure with three significant digits, for example 0.123, 1.44, 30.1, 502 or 1,512; a dash for None."""
+    if value is None:
+        return "-"
+    for below, form in ((1, ".3f"), (10, ".2f"), (100, ".1f")):
+        if value < below:
+            return format(value, form)
+    return format(value, ",.0f")
+
+
 def environment() -> dict[str, Any]:
     """The machine and the interpreter, for every saved result."""
     return {
@@ -97,6 +126,39 @@ def environment() -> dict[str, Any]:
     }
 
 
+def new_file(text: str) -> Path:
+    """Parse the path of a file to write, in a folder that is there: else a long measurement would be lost."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"no such folder: {path.parent}")
+    return path
+
+
 def save_json(path: Path, result: dict[str, Any]) -> None:
     """Write a result to a file."""
     path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def warn_if_busy() -> None:
+    """Say on stderr how many processors other programs use, where that is more than 15 % of all. Linux only."""
+    if not _STAT.exists():
+        return
+    before = _jiffies()
+    time.sleep(_LOOK_S)
+    share = busy_share(before, _jiffies())
+    if share > _BUSY_SHARE:
+        used = share * (os.cpu_count() or 1)
+        say(
+            f"the machine is busy: other programs use {used:.1f} of {os.cpu_count()} processors; "
+            "figures are lower than they can be, ratios less exact"
+        )
+
+
+def busy_share(before: list[int], after: list[int]) -> float:
+    """The share of all processors' time that was not idle, between two readings of `/proc/stat`'s first line."""
+    spent = [later - earlier for earlier, later in zip(before, after, strict=True)]
+    return 1 - sum(spent[index] for index in _IDLE) / max(sum(spent), 1)
+
+
+def _jiffies() -> list[int]:
+    return list(map(int, _STAT.read_text().splitlines()[0].split()[1:9]))  # later ones are counted in user already

@@ -8,6 +8,7 @@ checked in each round, outside the timed part.
 from __future__ import annotations
 
 import gc
+import math
 import secrets
 import statistics
 import tempfile
@@ -30,69 +31,41 @@ TWO_ROUND_TRIPS = "two round trips"
 
 @dataclass(frozen=True)
 class Scene:
-    """The server of a race, and the resources that end with the race.
+    """The server of a race, and the resources that end with the race."""
 
-    Attributes:
-        url: of the server.
-        prefix: a name that is used for nothing else on the server; the names of all locks begin with it.
-        witness: a plain client that no contestant uses.
-        folder: for files; it is removed after the race.
-        closing: closes other resources after the race.
-    """
-
-    url: str
-    prefix: str
-    witness: redis.Redis
-    folder: Path
-    closing: ExitStack
+    url: str  # of the server
+    prefix: str  # a name that is used for nothing else on the server; the names of all locks begin with it
+    witness: redis.Redis  # a plain client that no contestant uses
+    folder: Path  # for files; it is removed after the race
+    closing: ExitStack  # closes other resources after the race
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measurement; a figure that the workload does not measure is None, or empty.
+    """One measurement; a figure that the workload does not measure is None, or empty."""
 
-    Attributes:
-        pairs_per_s: of all threads, tasks or names together.
-        latencies_s: of every operation: an acquire or a release, of one lock or of a batch.
-        acquires_s: of every acquire, when acquires are measured apart.
-        pairs_s: of every pair, from the start of the acquire to the end of the release.
-        connections: of the contestant to the server.
-        client_cpu_us: CPU time of this process per pair, in microseconds.
-        server_cpu_us: CPU time of the server per pair, in microseconds.
-    """
-
-    pairs_per_s: float
-    latencies_s: Sequence[float] = ()
-    connections: int | None = None
-    client_cpu_us: float | None = None
-    server_cpu_us: float | None = None
-    acquires_s: Sequence[float] = ()
-    pairs_s: Sequence[float] = ()
+    pairs_per_s: float  # of all threads, tasks or names together
+    latencies_s: Sequence[float] = ()  # of every operation: an acquire or a release, of one lock or of a batch
+    acquires_s: Sequence[float] = ()  # of every acquire, when acquires are measured apart
+    pairs_s: Sequence[float] = ()  # of every pair, from the start of the acquire to the end of the release
+    pairs: int = 0  # how many there were
+    connections: int | None = None  # of the contestant to the server
+    client_cpu_us: float | None = None  # CPU time of this process per pair, in microseconds
+    server_cpu_us: float | None = None  # CPU time of the server per pair, in microseconds
 
 
 @dataclass
 class Entrant:
-    """A row of the table: one contestant in one workload.
+    """A row of the table: one contestant in one workload."""
 
-    Attributes:
-        contestant: its name in `--only` and in the JSON file.
-        title: its name in the table.
-        workload: its name; the ratio to redis-py is taken in the same workload.
-        measure: measures for a number of seconds.
-        check: raises `CheckFailedError` when the lock is not a correct one.
-        count: of threads, tasks or names at a time.
-        limit: the contestant that shows the upper limit: in the same workload, or in its only one.
-        samples: one per counted round.
-    """
-
-    contestant: str
-    title: str
-    workload: str
-    measure: Callable[[float], Sample]
-    check: Callable[[], None]
-    count: int = 1
-    limit: str | None = None
-    samples: list[Sample] = field(default_factory=list)
+    contestant: str  # its name in `--only` and in the JSON file
+    workload: str  # its name; the ratio to redis-py is taken in the same workload
+    measure: Callable[[float], Sample]  # measures for a number of seconds
+    check: Callable[[], None] = lambda: None  # raises `CheckFailedError` when the lock is not a correct one
+    count: int = 1  # of threads, tasks or names at a time
+    limit: str | None = None  # the contestant that shows the upper limit: in the same workload, or in its only one
+    title: str | None = None  # the contestant's name in the table, where it is another
+    samples: list[Sample] = field(default_factory=list)  # one per counted round
 
     @property
     def rates(self) -> list[float]:
@@ -102,12 +75,7 @@ class Entrant:
 
 @contextmanager
 def open_scene(url: str, locks: int) -> Iterator[Scene]:
-    """Open a scene, and delete the keys of its locks at the end.
-
-    Args:
-        url: of the server.
-        locks: the most numbered names, each the prefix, a colon and a number.
-    """
+    """Open a scene, and delete the keys of so many numbered locks, and of one without a number, at the end."""
     prefix = f"bench:{secrets.token_hex(4)}"
     with (
         redis.Redis.from_url(url) as witness,
@@ -122,17 +90,8 @@ def open_scene(url: str, locks: int) -> Iterator[Scene]:
         yield Scene(url, prefix, witness, Path(folder), closing)
 
 
-def race(entrants: list[Entrant], rounds: int, seconds: float) -> None:
-    """Run a warm-up and the counted rounds, and add the samples to every entrant.
-
-    Args:
-        entrants: all rows.
-        rounds: how many count.
-        seconds: for each entrant and round.
-
-    Raises:
-        CheckFailedError: at the first failure of a contestant.
-    """
+def race(entrants: Sequence[Entrant], rounds: int, seconds: float) -> None:
+    """Run a warm-up and the counted rounds, and add the samples to every entrant."""
     with report.progress(len(entrants) * (rounds + 1)) as step:
         for counted_round in range(rounds + 1):
             stage = f"round {counted_round} of {rounds}" if counted_round else "warm-up"
@@ -144,15 +103,7 @@ def race(entrants: list[Entrant], rounds: int, seconds: float) -> None:
 
 
 def sample(entrant: Entrant, seconds: float) -> Sample:
-    """Measure once, between two checks.
-
-    Args:
-        entrant: the row.
-        seconds: for how long.
-
-    Raises:
-        CheckFailedError: for any error that the contestant raises.
-    """
+    """Measure once, between two checks; any error that the contestant raises is a `CheckFailedError`."""
     try:
         entrant.check()
         gc.collect()  # the garbage of one contestant costs no other
@@ -160,30 +111,26 @@ def sample(entrant: Entrant, seconds: float) -> Sample:
         entrant.check()
     except Exception as error:
         reason = str(error) if isinstance(error, CheckFailedError) else repr(error)
-        raise CheckFailedError(f"{entrant.title}, {entrant.workload}: {reason}") from error
+        raise CheckFailedError(f"{entrant.title or entrant.contestant}, {entrant.workload}: {reason}") from error
     return sampled
 
 
-def summary(entrant: Entrant, entrants: list[Entrant]) -> dict[str, Any]:
-    """The figures of a row, as they are saved; None for a figure that is not measured.
-
-    Args:
-        entrant: the row.
-        entrants: all of the race, for the ratios.
-    """
+def summary(entrant: Entrant, entrants: Sequence[Entrant]) -> dict[str, Any]:
+    """The figures of a row, as they are saved, with the ratios to other rows of the race; None where not measured."""
     workload = REUSED if entrant.workload == TWO_ROUND_TRIPS else entrant.workload
     redis_py = next((e for e in entrants if (e.contestant, e.workload) == (REDIS_PY, workload)), None)
     limits = [e for e in entrants if e.contestant == entrant.limit]
     limit = next((e for e in limits if e.workload == entrant.workload), limits[0] if limits else None)
-    to_redis_py = _ratios(entrant, redis_py)
-    to_limit = _ratios(entrant, limit)
+    to_redis_py = _ratios(entrant.rates, redis_py.rates if redis_py else None)
+    to_limit = _ratios(entrant.rates, limit.rates if limit else None)
     fewest = min((e for e in entrants if e.contestant == entrant.contestant), key=lambda e: e.count)
     samples = entrant.samples
     latencies_s = list(chain.from_iterable(sample.latencies_s for sample in samples))
     percentiles_s = statistics.quantiles(latencies_s, n=100) if latencies_s else None
-    return {
+    longest = [max(sample.pairs_s) / statistics.median(sample.pairs_s) for sample in samples if sample.pairs_s]
+    figures: dict[str, Any] = {
         "contestant": entrant.contestant,
-        "title": entrant.title,
+        "title": entrant.title or entrant.contestant,
         "workload": entrant.workload,
         "count": entrant.count,
         "pairs_per_s": entrant.rates,
@@ -195,22 +142,32 @@ def summary(entrant: Entrant, entrants: list[Entrant]) -> dict[str, Any]:
         "limit": limit and limit.contestant,
         "ratios_to_limit": to_limit,
         "ratio_to_limit": _median(to_limit),
-        "ratio_to_fewest": _median(_ratios(entrant, fewest)),
-        "longest_to_median": max(
-            (max(s.pairs_s) / statistics.median(s.pairs_s) for s in samples if s.pairs_s), default=None
-        ),
+        "ratio_to_fewest": _median(_ratios(entrant.rates, fewest.rates)),
+        "longest_to_median": max(longest, default=None),
         "latency_p50_ms": percentiles_s and 1000 * percentiles_s[49],
         "latency_p99_ms": percentiles_s and 1000 * percentiles_s[98],
         "client_cpu_us": _median([sample.client_cpu_us for sample in samples]),
         "server_cpu_us": _median([sample.server_cpu_us for sample in samples]),
         "connections": max((sample.connections for sample in samples if sample.connections is not None), default=None),
     }
+    for percent in (50, 99):
+        own_ms = _acquires_ms(entrant, percent)
+        base_ms = _acquires_ms(redis_py, percent) if redis_py else None
+        figures[f"acquire_p{percent}_ms"] = _median(own_ms)
+        figures[f"acquire_p{percent}_to_redis_py"] = _median(_ratios(own_ms, base_ms))
+    return figures
 
 
-def _ratios(entrant: Entrant, base: Entrant | None) -> list[float] | None:
-    if base is None:
+def _acquires_ms(entrant: Entrant, percent: int) -> list[float]:
+    """The nearest-rank percentile of the acquires of each round."""
+    of_rounds = [sorted(sample.acquires_s) for sample in entrant.samples if sample.acquires_s]
+    return [1000 * of_round[math.ceil(len(of_round) * percent / 100) - 1] for of_round in of_rounds]
+
+
+def _ratios(figures: Sequence[float], base: Sequence[float] | None) -> list[float] | None:
+    if base is None or len(base) != len(figures):
         return None
-    return [rate / other for rate, other in zip(entrant.rates, base.rates, strict=True)]
+    return [figure / other for figure, other in zip(figures, base, strict=True)]
 
 
 def _median(figures: Sequence[float | None] | None) -> float | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import redis
 
-from bench.measuring import report
+from bench.contestants import AbsentError
 from redislock_fast.server import Server
 
 CHOICES = {"embedded": "valkey", "redis": "redis", "redis-6.2": "redis-6.2"}
@@ -20,12 +20,7 @@ _OPEN_FILES = 4096  # 1,000 connections of a client, as many of the server, and 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A running server.
-
-    Attributes:
-        url: for `redis.Redis.from_url`.
-        name: kind and version, for example "valkey 9.1.0".
-    """
+    """A running server: its URL, and its kind and version, for example "valkey 9.1.0"."""
 
     url: str
     name: str
@@ -33,33 +28,17 @@ class RunningServer:
 
 @contextmanager
 def open_server(choice: str) -> Iterator[RunningServer]:
-    """Start the chosen server, or connect to the one at the URL.
+    """Start the server of a key of `CHOICES`, which ends with the context, or connect to the one at the URL.
 
-    Args:
-        choice: a key of `CHOICES`, or a URL.
-
-    Yields:
-        The server; one that was started here ends with the context.
-
-    Raises:
-        FileNotFoundError: when the chosen server is not installed.
-        ValueError: when the choice is neither known nor a URL.
-        redis.ConnectionError: when no server answers at the URL.
+    Raises `AbsentError` when there is none; the message has no URL, which may have a password.
     """
-    if choice in CHOICES:
-        with Server(CHOICES[choice]) as server:
-            yield RunningServer(server.url, stated_name(server.url))
-    else:
-        yield RunningServer(choice, stated_name(choice))
-
-
-def refuse(choice: str, error: Exception) -> int:
-    """Say why nothing can be measured on the chosen server, without its URL, which may have a password.
-
-    Returns the exit status.
-    """
-    report.say(f"cannot run on {choice if choice in CHOICES else 'the URL'}: {error}")
-    return 2
+    with ExitStack() as closing:
+        try:
+            url = closing.enter_context(Server(CHOICES[choice])).url if choice in CHOICES else choice
+            server = RunningServer(url, stated_name(url))
+        except (FileNotFoundError, ValueError, redis.ConnectionError) as error:
+            raise AbsentError(f"{choice if choice in CHOICES else 'the server at the URL'}: {error}") from error
+        yield server
 
 
 def allow_open_files() -> None:

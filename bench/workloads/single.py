@@ -1,17 +1,18 @@
-"""The workload of `python -m bench throughput --mode single`: one lock in one thread.
-
-The lock is reused, or made anew for each pair.
-"""
+"""The workload of one lock in one thread. The lock is reused, or made anew for each pair."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import redis
 
 from bench import contestants
-from bench.contestants import AnyLock, CheckFailedError, Contestant
+from bench.contestants import AnyLock, CheckFailedError, Contestant, expect, is_left
+from bench.measuring.costs import Meter
 from bench.measuring.rounds import ANEW, REUSED, Entrant, Sample, Scene
 
 _PAIRS_PER_LOOK = 10  # pairs between two readings of the clock
@@ -21,42 +22,40 @@ def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
     """Make the rows of a contestant, one for each way to use a lock."""
     client, rival_client = redis.Redis.from_url(scene.url), redis.Redis.from_url(scene.url)
     name = scene.prefix
-    reused = contestant.make(client, name)
+    make: Callable[..., Any] = partial(contestant.make, client)
+    lock = make(name)
     # A key that was wanted while it lingered is not kept for some time: its check has a name of its own.
     checked = f"{name}:0" if contestant.linger_s else name
     rival = contestant.make(rival_client, checked)
-
-    def anew() -> AnyLock:
-        return contestant.make(client, name)
+    meter = Meter(scene.witness)
 
     def check(holder: Callable[[], AnyLock]) -> None:
-        if contestants.is_left(lambda: scene.witness.exists(contestant.key_of(name)), contestant.linger_s):
-            raise CheckFailedError("the key was left behind")
-        holding = contestant.make(client, checked) if contestant.linger_s else holder()
-        contestants.check(contestant.key_of(checked), holding, rival, scene.witness, contestant.linger_s)
+        is_there = is_left(lambda: scene.witness.exists(contestant.key_of(name)), contestant.linger_s)
+        expect(not is_there, "the key was left behind")
+        contestants.check(contestant.key_of(checked), holder(), rival, scene.witness, contestant.linger_s)
 
-    def entrant(workload: str, measure: Callable[[float], Sample], holder: Callable[[], AnyLock]) -> Entrant:
-        return Entrant(
-            contestant.name, contestant.name, workload, measure, lambda: check(holder), limit=contestants.FLOOR
-        )
+    def reused(seconds: float) -> Sample:
+        meter.start()
+        sample = pairs_of(lock.acquire, lock.release, seconds)
+        return replace(sample, **meter.read(sample.pairs))
+
+    def held_anew() -> AnyLock:
+        lock: AnyLock = make(checked)
+        return lock
 
     return [
-        entrant(REUSED, lambda seconds: pairs_reused(reused.acquire, reused.release, seconds), lambda: reused),
-        entrant(ANEW, lambda seconds: _pairs_anew(anew, seconds), anew),
+        Entrant(contestant.name, REUSED, reused, partial(check, held_anew if contestant.linger_s else lambda: lock)),
+        Entrant(contestant.name, ANEW, partial(_pairs_anew, partial(make, name)), partial(check, held_anew)),
     ]
 
 
-def pairs_reused(acquire: Callable[[], bool], release: Callable[[], object], seconds: float) -> Sample:
-    """Acquire and release one lock again and again.
+def reused_by(contestant: Contestant, scene: Scene) -> Entrant:
+    """Make the row of a contestant whose lock is reused."""
+    return entrants_of(contestant, scene)[0]
 
-    Args:
-        acquire: of the lock.
-        release: of the lock.
-        seconds: for how long.
 
-    Raises:
-        CheckFailedError: when the lock is not acquired.
-    """
+def pairs_of(acquire: Callable[[], bool], release: Callable[[], object], seconds: float) -> Sample:
+    """Acquire and release a lock again and again. Raises `CheckFailedError` when it is not acquired."""
     pairs = 0
     began = now = time.perf_counter()
     while now < began + seconds:
@@ -66,10 +65,10 @@ def pairs_reused(acquire: Callable[[], bool], release: Callable[[], object], sec
             release()
         pairs += _PAIRS_PER_LOOK
         now = time.perf_counter()
-    return Sample(pairs / (now - began))
+    return Sample(pairs / (now - began), pairs=pairs)
 
 
-def _pairs_anew(make: Callable[[], AnyLock], seconds: float) -> Sample:
+def _pairs_anew(make: Callable[[], Any], seconds: float) -> Sample:
     pairs = 0
     began = now = time.perf_counter()
     while now < began + seconds:
@@ -78,4 +77,4 @@ def _pairs_anew(make: Callable[[], AnyLock], seconds: float) -> Sample:
                 pass
         pairs += _PAIRS_PER_LOOK
         now = time.perf_counter()
-    return Sample(pairs / (now - began))
+    return Sample(pairs / (now - began), pairs=pairs)

@@ -20,11 +20,11 @@ from bench.contention.window import open_window
 from bench.contention.workload import Workload
 from bench.contestants import (
     HALF_LINGERING,
+    LEASE_S,
     LINGER_S,
     OURS,
     OURS_LINGERING,
     CheckFailedError,
-    Options,
     check,
     is_left,
     libraries,
@@ -43,32 +43,20 @@ def scene(valkey: Server) -> Iterator[Scene]:
 
 @pytest.mark.slow
 def test_each_uncontended_figure_is_measured(scene: Scene) -> None:
-    entrants = list(lingering._near(scene))
+    entrants = lingering.near(scene)
     rounds.race(entrants, rounds=1, seconds=0.01)
-    goals = lingering.goals_of([rounds.summary(entrant, entrants) for entrant in entrants])
-    measured = [goal.about for goal, *_ in goals if goal.figure is not None]
-    assert len(goals) == 24
-    assert measured == [
-        goal.about
-        for goal, *_ in goals
-        if goal.about.endswith(("median : redis-py", "median : redislock_fast")) and "away" not in goal.about
-    ] + [goals[-2][0].about]
+    rows = [rounds.summary(entrant, entrants) for entrant in entrants]
+    near = [goal for goal in lingering.GOALS if goal.figure in ("median", "latency_p50_ms")]
+    near = [goal for goal in near if "away" not in goal.workload]
+    assert len(lingering.GOALS) == 23
+    assert [goal for goal in lingering.GOALS if goal.of(rows)[0] is not None] == near
 
 
 @pytest.mark.slow
 def test_threads_and_tasks_that_come_too_late_are_measured_all_the_same(scene: Scene) -> None:
-    for entrant in lingering._near(scene):
+    for entrant in lingering.near(scene):
         if "threads" in entrant.workload or "tasks" in entrant.workload:
             assert entrant.measure(0).pairs_per_s > 0, entrant
-
-
-def test_a_figure_is_a_ratio_of_medians() -> None:
-    def row(contestant: str, workload: str, median: float) -> dict[str, object]:
-        return {"contestant": contestant, "workload": workload, "median": median}
-
-    rows = [row(OURS_LINGERING, "a new name each time", 8.0), row(OURS, "a new name each time", 4.0)]
-    found = [(goal.figure, goal.verdict, own, base) for goal, own, base in lingering.goals_of(rows) if goal.figure]
-    assert found == [(2.0, "met", 8.0, 4.0)]
 
 
 @pytest.mark.parametrize(("process", "name"), [(0, OURS_LINGERING), (1, OURS), (2, OURS_LINGERING)])
@@ -79,7 +67,7 @@ def test_every_other_process_lingers(process: int, name: str) -> None:
 def test_processes_with_and_without_linger_exclude_one_another(valkey: Server) -> None:
     contestant = libraries.find(HALF_LINGERING)
     with redis.Redis.from_url(valkey.url) as witness:
-        window = open_window(valkey.url, witness, contestant, Options(), Workload(2), 0.1)
+        window = open_window(valkey.url, witness, contestant, LEASE_S, Workload(2), 0.1)
     of_window = figures.figures(window)
     assert of_window["violations"] == 0
     assert of_window["acquisitions"] > 0

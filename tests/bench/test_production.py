@@ -5,9 +5,8 @@ Rules: on real servers, for a moment: the figures mean nothing here.
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -24,15 +23,13 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("callers", ["1 thread", "1 task"])
-def test_every_setting_is_measured(callers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved = tmp_path / "figures.json"
-    parser = argparse.ArgumentParser()
-    production.add_arguments(parser)
-    words = ["--rounds", "1", "--seconds", "0.02", "--callers", callers, "--json", str(saved)]
-    assert production.run(parser.parse_args(words)) == 0
+def test_every_setting_is_measured(
+    callers: str, figures: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = figures("production", "--rounds", 1, "--seconds", 0.02, "--callers", callers)
     out = capsys.readouterr().out
     with_tls = find_binary("redis") is not None
     names = {setting.name for setting in production.SETTINGS if with_tls or setting.place != "tls"}
-    assert names <= set(json.loads(saved.read_text())["pairs_per_s"][callers])
+    assert names <= set(result["pairs_per_s"][callers])
     assert [name for name in names if name not in out] == []
     assert [line for line in out.splitlines() if len(line) > 80] == []

@@ -5,11 +5,8 @@ Rules: on real servers, few times: the figures mean nothing here.
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +17,7 @@ pytest.importorskip("rich", reason="what the bench prints its tables with")
 
 from bench import redlock
 from bench.contestants import OURS, REDIS_PY, CheckFailedError
-from bench.redlock import _MAKERS, _Fleet
+from bench.redlock import MAKERS, Fleet
 from redislock_fast.server import Server
 from tests.support.helpers import wait_until
 
@@ -32,12 +29,12 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def running(fleet: list[Server]) -> Iterator[_Fleet]:
+def running(fleet: list[Server]) -> Iterator[Fleet]:
     with ExitStack() as closing:
-        yield _Fleet(fleet, closing)
+        yield Fleet(fleet, closing)
 
 
-def _keys(fleet: _Fleet) -> list[int]:
+def _keys(fleet: Fleet) -> list[int]:
     """How many keys there are, by server."""
     return [redis.Redis(port=server.port).dbsize() for server in fleet.servers]
 
@@ -50,13 +47,13 @@ def _acquires(lock: Any) -> bool:
         return False
 
 
-@pytest.mark.parametrize("name", _MAKERS)
-def test_contestants_lock_is_one(name: str, running: _Fleet) -> None:
+@pytest.mark.parametrize("name", MAKERS)
+def test_contestants_lock_is_one(name: str, running: Fleet) -> None:
     if name == "pottery":
         pytest.importorskip("pottery")
     if name == "bare sockets" and len({server.kind for server in running.servers}) > 1:
         pytest.skip("it knows one kind of server at a time")
-    lock = _MAKERS[name](running, "name")
+    lock = MAKERS[name](running, "name")
     wait_until(lambda: _acquires(lock), "it is acquired")
     wait_until(lambda: _keys(running) == [1] * 5, "all servers have it")
     lock.release()
@@ -65,29 +62,24 @@ def test_contestants_lock_is_one(name: str, running: _Fleet) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [REDIS_PY, OURS])
-def test_frozen_server_is_no_failure(name: str, running: _Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_server_is_no_failure(name: str, running: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redlock, "_LATER", 2)
-    figures = redlock._freeze(running, name)
+    figures = redlock.freeze(running, name)
     assert figures["failed"] == 0
     assert 0 < figures["first"] <= figures["worst first"]
 
 
-def test_lock_that_cannot_be_had_fails_the_check(running: _Fleet) -> None:
+def test_lock_that_cannot_be_had_fails_the_check(running: Fleet) -> None:
     for server in running.servers[:3]:
         redis.Redis(port=server.port).set("name", "another's")
     with pytest.raises(CheckFailedError):
-        redlock._check(_MAKERS[OURS](running, "name"))
+        redlock.entrant(OURS, MAKERS[OURS](running, "name")).check()
 
 
 @pytest.mark.slow
-def test_command_prints_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_saves_both_tables(figures: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redlock, "_LATER", 1)
-    monkeypatch.setattr(redlock, "_MAKERS", {name: _MAKERS[name] for name in (REDIS_PY, OURS)})
-    parser = argparse.ArgumentParser()
-    redlock.add_arguments(parser)
-    saved = tmp_path / "figures.json"
-    arguments = ["--count", "3", "--rounds", "1", "--seconds", "0.01", "--json", str(saved)]
-    assert redlock.run(parser.parse_args(arguments)) == 0
-    figures = json.loads(saved.read_text())
-    assert [row["contestant"] for row in figures["results"]] == [REDIS_PY, OURS]
-    assert set(figures["frozen_ms"]) == {REDIS_PY, OURS}
+    monkeypatch.setattr(redlock, "MAKERS", {name: MAKERS[name] for name in (REDIS_PY, OURS)})
+    result = figures("redlock", "--count", 3, "--rounds", 1, "--seconds", 0.01)
+    assert [row["contestant"] for row in result["results"]] == [REDIS_PY, OURS]
+    assert set(result["frozen_ms"]) == {REDIS_PY, OURS}

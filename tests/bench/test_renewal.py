@@ -5,13 +5,10 @@ Rules: on a real server, with few locks and short ttls: the figures mean nothing
 
 from __future__ import annotations
 
-import argparse
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +16,11 @@ import pytest
 pytest.importorskip("bench", reason="the bench is no part of the package")
 pytest.importorskip("rich", reason="what the bench prints its tables with")
 
+from bench import renewal
 from bench.contestants import CheckFailedError
 from bench.measuring import rounds
 from bench.measuring.rounds import Scene
-from bench.renewal import command, keeping, stalls, terms
-from bench.renewal.holders import HOLDERS
+from bench.renewal import HOLDERS, KINDS, SHARES, cost_of_keeping, effect_of_stalls
 from redislock_fast.server import Server
 from tests.support.helpers import wait_until
 
@@ -35,16 +32,6 @@ CALM_TTL_S = 6  # for figures that a busy machine must not spoil
 def scene(valkey: Server) -> Iterator[Scene]:
     with rounds.open_scene(valkey.url, 10) as opened:
         yield opened
-
-
-@pytest.fixture
-def run(valkey: Server) -> Callable[..., int]:
-    def run(*arguments: object) -> int:
-        parser = argparse.ArgumentParser()
-        command.add_arguments(parser)
-        return command.run(parser.parse_args(["--server", valkey.url, *map(str, arguments)]))
-
-    return run
 
 
 @pytest.mark.slow
@@ -64,57 +51,43 @@ def test_holder_renews_its_locks_beyond_their_ttl_and_gives_them_back(holder: tu
 def test_holder_ends_with_a_measurement_that_fails(holder: tuple[str, str], scene: Scene) -> None:
     with pytest.raises(CheckFailedError), HOLDERS[holder](scene.url, [f"{scene.prefix}:0"], TTL_S):
         raise CheckFailedError("a lock was lost")
-    assert not any(thread.name in ("renews", "loop") for thread in threading.enumerate())
+    assert not any(thread.name == "loop" for thread in threading.enumerate())
     assert scene.witness.keys() == []
 
 
 @pytest.mark.slow
 def test_figures_are_of_what_was_done(scene: Scene) -> None:
-    figures = keeping.measure(HOLDERS["redislock_fast", "threads"], scene, 10, CALM_TTL_S, CALM_TTL_S)
+    figures = cost_of_keeping(HOLDERS["redislock_fast", "threads"], scene, 10, CALM_TTL_S, CALM_TTL_S)
     assert 0 <= figures["least_left_percent"] <= 100  # on a busy machine a lease may end
     assert 10 / CALM_TTL_S < figures["renewals_per_s"] < 100 / CALM_TTL_S
 
 
 def test_a_lock_of_ours_that_is_lost_is_a_failure(
-    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    valkey: Server, bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     @contextmanager
     def keeps_nothing(url: str, names: Sequence[str], ttl_s: float) -> Iterator[None]:
         yield
 
-    monkeypatch.setattr(command, "HOLDERS", {("redislock_fast", "threads"): keeps_nothing})
-    assert run("--only", "keeping", "--locks", 3, "--ttl", 0.1, "--seconds", 0.01) == 1
+    monkeypatch.setattr(renewal, "HOLDERS", {("redislock_fast", "threads"): keeps_nothing})
+    few = ["--only", "keeping", "--locks", 3, "--ttl", 0.1, "--seconds", 0.01]
+    assert bench("renewal", "--server", valkey.url, *few) == 1
     assert "3 of 3 locks were lost" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", stalls.KINDS)
-def test_stall_of_three_ttls_loses_the_lock_and_that_is_told(kind: str, scene: Scene) -> None:
-    figures = stalls.measure(kind, scene, 3, 0.2, 1)
+@pytest.mark.parametrize("kind", KINDS)
+def test_stall_of_three_ttls_loses_the_lock_and_on_lost_is_called(kind: str, scene: Scene) -> None:
+    figures = effect_of_stalls(kind, scene, 3, 0.2, 1)
     assert (figures["kept"], figures["times"]) == (0, 1)
-    assert figures["told_max_ms"] > 0
-
-
-@pytest.mark.slow
-def test_terms_leave_nothing_behind(scene: Scene) -> None:
-    with rounds.open_scene(scene.url, 10) as opened:
-        rounds.race([terms.entrant(name, opened) for name in terms.NAMES], 1, 0.01)
-    assert scene.witness.keys() == []
+    assert figures["on_lost_max_ms"] > 0
 
 
 @pytest.mark.slow
 def test_command_prints_and_saves_every_table(
-    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    valkey: Server, figures: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved = tmp_path / "result.json"
-    few = ["--locks", 5, "--ttl", CALM_TTL_S, "--seconds", 0.3, "--rounds", 1, "--stalls", 1, "--stall-ttl", 0.2]
-    assert run(*few, "--json", saved) == 0
-    result: dict[str, Any] = json.loads(saved.read_text())
+    few = ["--locks", 5, "--ttl", CALM_TTL_S, "--seconds", 0.3, "--stalls", 1, "--stall-ttl", 0.2]
+    result = figures("renewal", "--server", valkey.url, *few)
     assert len(result["keeping"]) == len(HOLDERS)
-    assert [row["contestant"] for row in result["terms"]] == list(terms.NAMES)
-    assert len(result["stalls"]) == len(stalls.KINDS) * len(stalls.SHARES)
+    assert len(result["stalls"]) == len(KINDS) * len(SHARES)
     assert "% of a core" in capsys.readouterr().out
-
-
-def test_server_that_does_not_answer_is_said_so() -> None:
-    options = argparse.Namespace(server="redis://127.0.0.1:1", locks=1, json=None)
-    assert command.run(options) == 2

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -14,13 +13,9 @@ pytest.importorskip("rich", reason="what the bench prints its tables with")
 from bench import scripts
 
 
-def test_command_prints_and_saves(tmp_path: Path) -> None:
-    parser = argparse.ArgumentParser()
-    scripts.add_arguments(parser)
-    saved = tmp_path / "figures.json"
-    assert scripts.run(parser.parse_args(["--waiters", "200", "--count", "3", "--json", str(saved)])) == 0
-    rows = json.loads(saved.read_text())["results"]
+def test_command_saves_each_row(figures: Callable[..., dict[str, Any]]) -> None:
+    rows = figures("scripts", "--waiters", 200, "--count", 3)["results"]
     assert [(row["script"], row["queue"]) for row in rows] == [
-        (story.script, story.queue) for story in scripts._stories(200)
+        (story.script, story.queue) for story in scripts.stories(200)
     ]
     assert all(0 < row["p50_us"] <= row["p99_us"] <= row["max_us"] for row in rows)

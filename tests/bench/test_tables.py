@@ -9,10 +9,9 @@ import pytest
 pytest.importorskip("bench", reason="the bench is no part of the package")
 pytest.importorskip("rich", reason="what the bench prints its tables with")
 
-from bench.contention import tables as contention_tables
-from bench.measuring import tables
-from bench.measuring.busy import busy_share
-from bench.measuring.tables import Column, print_rows
+from bench.contention import tables
+from bench.measuring import columns as columns_of_pairs
+from bench.measuring.report import Column, busy_share, print_rows
 
 LARGEST: dict[str, Any] = {
     "title": "redis-benchmark -P 64",
@@ -32,17 +31,17 @@ LARGEST: dict[str, Any] = {
     "jain": 1.0,
 }
 IN_80_COLUMNS = {
-    "throughput": (tables.MAIN_COLUMNS, LARGEST),
-    "latency": (tables.LATENCY_COLUMNS, {**LARGEST, "title": "redislock_fast", "workload": "64 threads"}),
+    "throughput": (columns_of_pairs.MAIN, LARGEST),
+    "latency": (columns_of_pairs.LATENCY, {**LARGEST, "title": "redislock_fast", "workload": "64 threads"}),
     "contention": (
-        contention_tables.SPEED,
+        tables.SPEED,
         {**LARGEST, "title": "redislock_fast", "workload": "8 processes, 1/1"},
     ),
 }
 
 
 def printed(columns: tuple[Column, ...], row: dict[str, Any], is_wide: bool, capsys: pytest.CaptureFixture[str]) -> str:
-    print_rows("title", columns, [row], {}, is_wide)
+    print_rows("title", columns, [row], is_wide=is_wide)
     return capsys.readouterr().out
 
 

@@ -1,0 +1,129 @@
+"""`python -m bench throughput --topology cluster`: batches of 1,000 names over one, three and six primaries.
+
+On loopback, the client and all nodes share the CPUs of this machine, and more nodes add none. The rows with a delay of
+a millisecond show whether the requests to all nodes leave at once.
+
+The clusters run side by side, each on loopback ports of its own, and are idle while another one is measured. redis-py
+takes no part: it refuses scripts in the pipeline of a cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import redis
+
+from bench.contestants import OURS, AbsentError, libraries
+from bench.measuring import report, rounds
+from bench.measuring.costs import server_cpu_s
+from bench.measuring.delay import open_delay
+from bench.measuring.report import Column
+from bench.measuring.rounds import Entrant, Sample
+from bench.measuring.servers import CHOICES
+from bench.workloads.batches import Crew
+from redislock_fast.server import Server, free_port
+
+PRIMARIES = (1, 3, 6)
+NAMES = 1000
+DELAYS_S = (0.0, 0.001)
+"""The delay of each node in each direction, in seconds: none, and that of `delay.c`. Each is a row per cluster."""
+
+ABOUT = f"batches of {NAMES:,} names over {', '.join(map(str, PRIMARIES))} primaries"
+
+_SLOTS = 16_384
+_START_LIMIT_S = 30.0
+_ROUNDS = 10
+_SECONDS = 0.5
+
+_COLUMNS = (
+    Column("each\naway", str, ("workload",)),
+    Column("primaries", str, ("count",)),
+    Column("pairs/s", "{:,.0f}".format, ("median",)),
+    Column(":\n1 primary", "{:.2f}".format, ("ratio_to_fewest",)),
+    Column("p50 ms\nan op", "{:.2f}".format, ("latency_p50_ms",)),
+    Column("client\nus/pair", "{:.2f}".format, ("client_cpu_us",)),
+    Column("servers\nus/pair", "{:.2f}".format, ("server_cpu_us",)),
+)
+
+
+@contextmanager
+def open_cluster(kind: str, primaries: int) -> Iterator[list[Any]]:
+    """Start a cluster without replicas, of servers of a kind of `redislock_fast.server`. Yields a client of each."""
+    options = {"cluster-enabled": "yes", "cluster-config-file": "nodes.conf"}
+    with ExitStack() as closing:
+        nodes = [closing.enter_context(Server(kind, options, free_port())) for _ in range(primaries)]
+        admins: list[Any] = [closing.enter_context(redis.Redis(port=node.port)) for node in nodes]
+        for number, admin in enumerate(admins):
+            bounds = [_SLOTS * number // primaries, _SLOTS * (number + 1) // primaries]
+            admin.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            admin.execute_command("CLUSTER", "ADDSLOTS", *range(*bounds))
+            for other in nodes[:number]:
+                admin.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
+        give_up = time.monotonic() + _START_LIMIT_S
+        while not all(_is_whole(admin, primaries) for admin in admins):
+            if time.monotonic() > give_up:
+                raise RuntimeError("the nodes do not become a cluster")
+            time.sleep(0.01)
+        yield admins
+
+
+def _is_whole(admin: Any, primaries: int) -> bool:
+    facts: bytes = admin.execute_command("CLUSTER", "INFO")
+    return b"cluster_state:ok" in facts and b"cluster_size:%d\r" % primaries in facts
+
+
+def entrant(admins: list[Any], delay_s: float, closing: ExitStack) -> Entrant:
+    """Make the row of a cluster, whose nodes have these clients and a delay in each direction."""
+    ports = [admin.connection_pool.connection_kwargs["port"] for admin in admins]
+    reached = closing.enter_context(open_delay(ports, 2000 * delay_s)) if delay_s else {}
+    make = libraries.find(OURS).make_batch
+    assert make is not None
+
+    def client() -> Any:
+        return redis.RedisCluster(
+            host="127.0.0.1",
+            port=reached.get(ports[0], ports[0]),
+            address_remap=lambda address: (address[0], reached.get(address[1], address[1])),
+        )
+
+    names = [f"bench:{index}" for index in range(NAMES)]
+    crew = Crew(make(client()), make(client()), names, lambda: sum(admin.dbsize() for admin in admins), client().pttl)
+
+    def measure(seconds: float) -> Sample:
+        nodes_s, client_s = sum(map(server_cpu_s, admins)), time.process_time()
+        sample = crew.measure(seconds)
+        client_us = 1e6 * (time.process_time() - client_s) / sample.pairs
+        nodes_us = 1e6 * (sum(map(server_cpu_s, admins)) - nodes_s) / sample.pairs
+        return replace(sample, client_cpu_us=client_us, server_cpu_us=nodes_us)
+
+    return Entrant(OURS, f"{1000 * delay_s:g} ms", measure, crew.check, len(admins))
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, and return the figures."""
+    if options.server not in CHOICES:
+        raise AbsentError(f"--topology cluster starts its own servers: --server is one of {', '.join(CHOICES)}")
+    count, seconds = options.rounds or _ROUNDS, options.seconds or _SECONDS
+    with ExitStack() as closing:
+        clusters = {n: closing.enter_context(open_cluster(CHOICES[options.server], n)) for n in PRIMARIES}
+        entrants: list[Entrant] = []
+        try:
+            for delay_s in DELAYS_S:
+                entrants += [entrant(admins, delay_s, closing) for admins in clusters.values()]
+        except AbsentError as reason:
+            report.say(f"no delayed nodes: {reason}")
+        rounds.race(entrants, count, seconds)
+    # The fewest primaries are the base of the ratios.
+    of_delays = [[each for each in entrants if each.workload == workload] for workload in _workloads(entrants)]
+    rows = [rounds.summary(each, of_delay) for of_delay in of_delays for each in of_delay]
+    report.print_rows(f"{options.server}; batches of {NAMES:,}; {count} rounds of {seconds} s", _COLUMNS, rows, words=0)
+    return {"topology": "cluster", "server": options.server, "rounds": count, "seconds": seconds, "results": rows}
+
+
+def _workloads(entrants: Sequence[Entrant]) -> list[str]:
+    return list(dict.fromkeys(entrant.workload for entrant in entrants))

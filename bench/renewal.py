@@ -1,0 +1,304 @@
+"""`python -m bench renewal`: the cost of holding locks, and the effect of a stalled interpreter on held locks.
+
+The first table has many locks that are held and renewed, by the package, and as a service with redis-py can do it. Each
+lock is renewed about every third of its ttl. redis-py renews no lock by itself, so `reacquire()` is called on one lock
+after the other: 10,000 locks are too many for a thread each. Acquires and releases are not counted, and neither is the
+search for the lease that comes closest to its end.
+
+The second table has a C call that keeps the GIL while a lock is held. No Python code runs meanwhile, so no lease is
+renewed. Each stall begins at a random moment between two renewals. A lost lease without a call of `on_lost` is a
+failure.
+
+What each option costs an uncontended pair is for `python -m bench throughput --mode options`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import gc
+import inspect
+import random
+import statistics
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.exceptions import LockNotOwnedError
+
+import redislock_fast
+import redislock_fast.asyncio
+from bench.contestants import OURS, REDIS_PY, CheckFailedError, expect
+from bench.measuring import arguments, report, rounds, servers
+from bench.measuring.costs import server_cpu_s
+from bench.measuring.report import Column
+from bench.measuring.rounds import Scene
+
+HELP = "the cost of holding: many renewed locks, and a stalled interpreter"
+
+_MOST_CPU_PERCENT = 5
+_RENEWAL_COMMANDS = ("set", "evalsha", "eval")
+_SEARCHES = 40  # in a ttl, for the lease with the shortest rest
+_LEAST_TTL = Path(__file__).with_name("least_ttl.lua").read_text()
+_PATIENCE_TTLS = 3
+
+SHARES = (0.5, 0.9, 3.0)
+"""How long the GIL is held, in ttls."""
+
+KINDS: dict[str, tuple[Any, Any]] = {
+    "threads": (redis.Redis, redislock_fast.Lock),
+    "asyncio": (redis.asyncio.Redis, redislock_fast.asyncio.Lock),
+}
+"""The client and our lock, by the kind of owner of the locks."""
+
+_KEPT_COLUMNS = (
+    Column("contestant", str, ("contestant",)),
+    Column("locks of", str, ("kind",)),
+    Column("client\n% of a core", "{:.1f}".format, ("client_cpu_percent",)),
+    Column("client us\na renewal", "{:.1f}".format, ("client_cpu_us",)),
+    Column("server\n% of a core", "{:.1f}".format, ("server_cpu_percent",)),
+    Column("renewals/s", "{:,.0f}".format, ("renewals_per_s",)),
+    Column("least left\n% of the ttl", "{:.0f}".format, ("least_left_percent",)),
+    Column("lost", str, ("lost",)),
+)
+_STALL_COLUMNS = (
+    Column("locks of", str, ("kind",)),
+    Column("GIL held\nfor ttls", str, ("stall_ttls",)),
+    Column("still held", "{} of {}".format, ("kept", "times")),
+    Column("on_lost after\nms p50", "{:.1f}".format, ("on_lost_p50_ms",)),
+    Column("max", "{:.1f}".format, ("on_lost_max_ms",)),
+)
+
+Rows = list[dict[str, Any]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    number, seconds = arguments.positive(int), arguments.positive(float)
+    arguments.add_server(parser)
+    parser.add_argument("--locks", type=number, default=10_000, help="that are renewed (default: %(default)s)")
+    parser.add_argument("--ttl", type=seconds, default=10, help="theirs, in seconds (default: %(default)s)")
+    parser.add_argument("--seconds", type=seconds, default=10, help="counted (default: %(default)s)")
+    parser.add_argument("--stalls", type=number, default=6, help="of each length (default: %(default)s)")
+    parser.add_argument("--stall-ttl", type=seconds, default=1, help="the ttl then (default: %(default)s)")
+    tables = tuple(_TABLES)
+    parser.add_argument(
+        "--only", type=arguments.some_of(tables), default=list(tables), metavar="TABLE,...", help=", ".join(tables)
+    )
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the tables, and return the figures."""
+    with servers.open_server(options.server) as server, rounds.open_scene(server.url, options.locks) as scene:
+        return {"server": server.name, **{name: _TABLES[name](server.name, scene, options) for name in options.only}}
+
+
+def _keeping(server: str, scene: Scene, options: argparse.Namespace) -> Rows:
+    rows = []
+    with report.progress(len(HOLDERS)) as step:
+        for (contestant, kind), holder in HOLDERS.items():
+            step(f"{contestant}, {kind}")
+            figures = cost_of_keeping(holder, scene, options.locks, options.ttl, options.seconds)
+            rows.append({"contestant": contestant, "kind": kind, **figures})
+    title = f"{server}; {options.locks:,} locks with a ttl of {options.ttl:g} s; {options.seconds:g} s"
+    report.print_rows(title, _KEPT_COLUMNS, rows)
+    for row in rows:
+        if row["contestant"] == OURS:
+            percent = row["client_cpu_percent"]
+            verdict = "met" if percent < _MOST_CPU_PERCENT else "MISSED"
+            print(f"{row['kind']}: CPU of the client, % of a core: {percent:.1f} < {_MOST_CPU_PERCENT}: {verdict}")
+            if row["lost"]:
+                raise CheckFailedError(f"{OURS}, {row['kind']}: {row['lost']} of {options.locks} locks were lost")
+    return rows
+
+
+def _stalls(server: str, scene: Scene, options: argparse.Namespace) -> Rows:
+    rows = []
+    with report.progress(len(KINDS) * len(SHARES)) as step:
+        for kind in KINDS:
+            for share in SHARES:
+                step(f"{kind}, {share} ttl")
+                rows.append(effect_of_stalls(kind, scene, share, options.stall_ttl, options.stalls))
+    report.print_rows(f"{server}; a renewed lock with a ttl of {options.stall_ttl:g} s", _STALL_COLUMNS, rows)
+    return rows
+
+
+_TABLES = {"keeping": _keeping, "stalls": _stalls}
+
+
+# ---- many locks ----
+
+Holder = Callable[[str, Sequence[str], float], AbstractContextManager[None]]
+"""Holds and renews locks: called with the URL of the server, the names of the locks and their ttl in seconds."""
+
+
+@contextmanager
+def _held(contestant: str, kind: str, url: str, names: Sequence[str], ttl_s: float) -> Iterator[None]:
+    """Hold the locks in a thread of its own, which runs a loop, whichever kind they are."""
+    client_class, lock_class = KINDS[kind]
+    client = client_class.from_url(url)
+    terms: dict[str, Any] = {"timeout": ttl_s, "thread_local": False}
+    make = partial(lock_class, client, auto_renew=True) if contestant == OURS else client.lock
+    locks = [make(name, **terms) for name in names]
+    ended = threading.Event()
+
+    async def acquire() -> None:
+        for lock in locks:
+            expect(await _done(lock.acquire(blocking=False)), "a free lock was not acquired")
+
+    async def renew() -> None:
+        pause_s = ttl_s / 3
+        while not ended.is_set():
+            await asyncio.sleep(pause_s)
+            began = time.monotonic()
+            for lock in locks:
+                with contextlib.suppress(LockNotOwnedError):  # the measurement counts it
+                    await _done(lock.reacquire())
+            pause_s = max(began + ttl_s / 3 - time.monotonic(), 0.0)
+
+    async def release() -> None:
+        for lock in locks:
+            with contextlib.suppress(LockNotOwnedError):
+                await _done(lock.release())
+        await _done(_close(client))
+
+    with _loop() as start:
+        start(acquire()).result()
+        renewing = start(renew()) if contestant == REDIS_PY else None
+        try:
+            yield
+        finally:
+            ended.set()
+            if renewing is not None:
+                renewing.result()
+            start(release()).result()
+
+
+async def _done(result: Any) -> Any:
+    """The result of a call of either kind."""
+    return await result if inspect.isawaitable(result) else result
+
+
+def _close(client: Any) -> Any:
+    return client.aclose() if isinstance(client, redis.asyncio.Redis) else client.close()
+
+
+@contextmanager
+def _loop() -> Iterator[Callable[[Coroutine[Any, Any, None]], Any]]:
+    """Run a loop in a thread of its own. Yields the function that starts a task in it."""
+    loop = asyncio.new_event_loop()
+    running = threading.Thread(target=loop.run_forever, name="loop")
+    running.start()
+    try:
+        yield lambda work: asyncio.run_coroutine_threadsafe(work, loop)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        running.join()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+HOLDERS: dict[tuple[str, str], Holder] = {
+    (contestant, kind): partial(_held, contestant, kind) for kind in KINDS for contestant in (OURS, REDIS_PY)
+}
+"""By contestant and by the kind of owner of the locks."""
+
+
+def cost_of_keeping(holder: Holder, scene: Scene, locks: int, ttl_s: float, seconds: float) -> dict[str, Any]:
+    """Measure for some seconds the cost of so many locks that are held and renewed."""
+    names = [f"{scene.prefix}:{number}" for number in range(locks)]
+    witness = scene.witness
+    with holder(scene.url, names, ttl_s):
+        time.sleep(ttl_s / 3)  # until the first renewal of each lock
+        gc.collect()
+        renewals, server_s = _renewals(witness), server_cpu_s(witness)
+        client_s, began = time.process_time(), time.perf_counter()
+        time.sleep(seconds)
+        client_s, elapsed_s = time.process_time() - client_s, time.perf_counter() - began
+        renewals, server_s = _renewals(witness) - renewals, server_cpu_s(witness) - server_s
+        least_left_ms, lost = _least_left_ms(scene, locks, ttl_s)
+    return {
+        "locks": locks,
+        "ttl_s": ttl_s,
+        "client_cpu_percent": 100 * client_s / elapsed_s,
+        "client_cpu_us": 1e6 * client_s / renewals if renewals else None,
+        "server_cpu_percent": 100 * server_s / elapsed_s,
+        "renewals_per_s": renewals / elapsed_s,
+        "least_left_percent": least_left_ms / ttl_s / 10,
+        "lost": lost,
+    }
+
+
+def _renewals(witness: redis.Redis) -> int:
+    """The number of renewal commands that the server has executed."""
+    calls = witness.info("commandstats")
+    return sum(calls.get(f"cmdstat_{command}", {"calls": 0})["calls"] for command in _RENEWAL_COMMANDS)
+
+
+def _least_left_ms(scene: Scene, locks: int, ttl_s: float) -> tuple[float, int]:
+    """The shortest rest of a lease within one ttl, and how many leases were lost."""
+    rests_ms = []
+    lost = 0
+    for _ in range(_SEARCHES):
+        least_ms, missing = scene.witness.eval(_LEAST_TTL, 0, f"{scene.prefix}:", locks)
+        rests_ms.append(0 if missing else least_ms)
+        lost = max(lost, missing)
+        time.sleep(ttl_s / _SEARCHES)
+    return float(min(rests_ms)), lost
+
+
+# ---- stalls ----
+
+
+def effect_of_stalls(kind: str, scene: Scene, share: float, ttl_s: float, times: int) -> dict[str, Any]:
+    """Stall the interpreter several times for this share of a ttl, and count the locks that are still held.
+
+    Raises `CheckFailedError` when a lock was lost and `on_lost` was not called.
+    """
+    after_s = [asyncio.run(_stall(kind, scene, ttl_s, share * ttl_s)) for _ in range(times)]
+    lost_s = [after for after in after_s if after is not None]
+    return {
+        "kind": kind,
+        "stall_ttls": share,
+        "ttl_s": ttl_s,
+        "times": times,
+        "kept": times - len(lost_s),
+        "on_lost_p50_ms": 1000 * statistics.median(lost_s) if lost_s else None,
+        "on_lost_max_ms": 1000 * max(lost_s) if lost_s else None,
+    }
+
+
+async def _stall(kind: str, scene: Scene, ttl_s: float, stall_s: float) -> float | None:
+    """Return how long after the stall `on_lost` was called, in seconds; None when the lock is still held."""
+    called = threading.Event()
+    called_at = 0.0
+
+    def on_lost(*_: object) -> None:
+        nonlocal called_at
+        called_at = time.perf_counter()
+        called.set()
+
+    client_class, lock_class = KINDS[kind]
+    client = client_class.from_url(scene.url)
+    name = f"{scene.prefix}:stall"
+    lock = lock_class(client, name, timeout=ttl_s, auto_renew=True, on_lost=on_lost)
+    await _done(lock.acquire())  # a key that an earlier stall has left ends by its ttl
+    token = lock.local.token
+    await asyncio.sleep(random.uniform(1, 2) * ttl_s / 3)  # a random moment between two renewals
+    ended = time.perf_counter() + stall_s  # other threads may run before this one goes on
+    ctypes.PyDLL(None).usleep(int(1e6 * stall_s))
+    if scene.witness.get(name) != token:
+        was_called = await asyncio.to_thread(called.wait, _PATIENCE_TTLS * ttl_s)
+        expect(was_called, "a lock was lost, and on_lost was not called")
+    with contextlib.suppress(LockNotOwnedError):
+        await _done(lock.release())
+    await _done(_close(client))
+    return called_at - ended if called_at else None
