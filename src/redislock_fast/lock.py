@@ -270,14 +270,13 @@ class Lock(CachedBase, redis.lock.Lock):
         if not self._begins_release(owner, token):
             self._drive(self._releasing(owner))
             return
-        held = None if owner.note is None else owner.note.held
-        call = self._begin_release(owner, token)
+        call = self._begin_release(owner, owner.note, token)
         operation: Release | None = None
         if call is not None:
             try:
                 reply = transport.begin(call)
                 if call.connection is not None and reply == call.ours:
-                    self._note_released(owner, call, held)
+                    self._note_released(owner, call)
                     return
             except BaseException as interruption:
                 operation = self._release_from(owner, call, None, interruption)

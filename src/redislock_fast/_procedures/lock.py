@@ -65,9 +65,14 @@ class LockBase(LingerBase):
         call = Call()
         call.key = self._key
         call.owner = owner
-        if not (sleep is blocking is blocking_timeout is token is task is None):
-            call.sleep, call.blocking, call.blocking_timeout = sleep, blocking, blocking_timeout
-            call.own_token, call.task = token, task
+        call.sleep = sleep
+        call.blocking = blocking
+        call.blocking_timeout = blocking_timeout
+        call.own_token = token
+        call.wait_s = None
+        call.listens = False
+        if task is not None:
+            call.task = task
         return call
 
     def _begins(self, call: Call) -> bool:
@@ -104,10 +109,7 @@ class LockBase(LingerBase):
         call.ttl_ms = self._ttl_ms
         if wait_s is not None:
             call.wait_s, call.limit, call.sleep_s = wait_s, Limit(wait_s), sleep_s
-        if blocking:
-            call.joins = before is None and self._wait == "push"
-        else:
-            call.waits = False
+        call.joins = blocking and before is None and self._wait == "push"
         return True
 
     def _go_on(self, call: Call, reply: Any, interruption: BaseException | None = None) -> None:
@@ -352,22 +354,24 @@ class LockBase(LingerBase):
         except AttributeError:  # as in `_begins`
             return False
 
-    def _begin_release(self, owner: Owner, token: bytes) -> ReleaseCall | None:
-        """The call of a release; None where that must go by the lease of what is held."""
-        note = owner.note
+    def _begin_release(self, owner: Owner, note: Note | None, token: bytes) -> ReleaseCall | None:
+        """The call of a release; None where that must go by the lease of what is held. `note` is the owner's."""
         if note is not None and note.held is not None and not (is_telling() is None and note.begin_release(token)):
             return None
         call = ReleaseCall()
         call.key = self._key
         call.token = token
         call.contended = owner.contended == token
+        call.wait_s = None
+        call.note = note
+        call.held = None if note is None else note.held
         return call
 
-    def _note_released(self, owner: Owner, call: ReleaseCall, held: Held | None) -> None:
-        """Note that the first request has released the lock. `held` is what was noted of it before."""
-        note = owner.note
+    def _note_released(self, owner: Owner, call: ReleaseCall) -> None:
+        """Note that the first request has released the lock."""
         if call.ours == HANDED_OVER and call.connection.registry is not None:
             call.connection.registry.note_hand_over(self._key, True)
+        note, held = call.note, call.held
         if note is not None and note.held is held:
             note.held = None
         if owner.token == call.token:  # where the token is shared, another caller may have acquired meanwhile

@@ -7,8 +7,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from redislock_fast._lease import owner as owners
 from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
+from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.settings import observe_by_otel
 from redislock_fast._protocol.majority import valid_s
 from redislock_fast._util import fork, patching
@@ -135,14 +137,6 @@ class RedlockSettings:
     def _quorum_of(transports: list[Any]) -> Any:
         """The quorum of these servers."""
 
-    @abstractmethod
-    def _new_owner(self) -> Any:
-        """Make `local`, where `thread_local` is true."""
-
-    def _heirs_of(self, former: Any) -> Any:
-        """Make `local` anew after a patch of `threading`."""
-        return former  # of tasks
-
     @property
     def name(self) -> Any:
         """The key, the same on all servers."""
@@ -163,15 +157,16 @@ class RedlockSettings:
     def _own_nothing(self) -> None:
         self._generation = fork.generation()
         self._local = patching.in_force
-        self.local = self._new_owner() if self.thread_local else SharedOwner()
+        own: type[Any] = TaskOwners if self._is_for_tasks else owners.of_threads
+        self.local: Any = own() if self.thread_local else SharedOwner()
 
     def _adapt_to_patch(self) -> None:
         """Go on after a patch of `threading`: each greenlet is an owner of its own from now on."""
         patching.adapt()
         if self._local is not patching.in_force:  # else another greenlet was faster, or this thread must not adapt
             self._local = patching.in_force
-            if self.thread_local:
-                self.local = self._heirs_of(self.local)
+            if self.thread_local and not self._is_for_tasks:
+                self.local = owners.heirs_of(self.local)
 
     @property
     def _owners(self) -> Any:

@@ -22,7 +22,9 @@ __all__ = ["LockReport", "Participant", "ProcessDetails", "holders"]
 async def holders(client: Client, name: str | bytes) -> LockReport:
     """Tell which process holds a lock, for how long yet, and which processes wait for it.
 
-    Sends what `redislock_fast.holders` sends.
+    Sends `GET`, `PTTL`, `HMGET`, `ZCARD`, `ZRANGE`, `TIME` and `CLIENT LIST` in one piece, to the lock's server. What
+    the user may not read is None in the report; `CLIENT LIST` tells of processes. It costs the server some time if it
+    has thousands of connections.
 
     Args:
         client: redis-py's asyncio client, as for `Lock`.
@@ -33,7 +35,11 @@ async def holders(client: Client, name: str | bytes) -> LockReport:
 
     Raises:
         TypeError: for a pipeline or a client that blocks.
-        redis.exceptions.RedisError: as for `redislock_fast.holders`.
+        redis.exceptions.DataError: a name that redis-py cannot encode. Nothing was sent.
+        redis.exceptions.ConnectionError: no connection, after the client's retries.
+        redis.exceptions.TimeoutError: no reply in time.
+        redis.exceptions.NoPermissionError: the user may not `GET` the lock.
+        redis.exceptions.ResponseError: another error of the server.
     """
     transport = transport_of(client)
     report: LockReport = await drive(transport, reporting(transport.key_of(name)))

@@ -262,8 +262,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
     async def _release(self, owner: Owner, token: bytes) -> None:
         """Release what the owner held with this token when the method was called."""
         server = self._transport.of_running_loop()
-        held = None if owner.note is None else owner.note.held
-        call = self._begin_release(owner, token) if owner.token is token else None
+        call = self._begin_release(owner, owner.note, token) if owner.token is token else None
         if call is None:
             await drive(server, self._releasing_what(owner, token))
             return
@@ -273,7 +272,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
             if sent is not None:
                 reply = await sent
                 if reply == call.ours:
-                    self._note_released(owner, call, held)
+                    self._note_released(owner, call)
                     return
         except BaseException as interruption:
             operation = self._release_from(owner, call, None, interruption)

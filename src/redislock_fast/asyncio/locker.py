@@ -1,12 +1,19 @@
-"""`Locker` and `Batch` for asyncio: many locks acquired and released in one round."""
+"""`Locker` and `Batch` for asyncio: many locks acquired and released in one round.
+
+    locker = Locker(client)
+    async with locker.acquire_many(["a", "b", "c"], timeout=10) as batch:
+        work_on(batch.acquired)
+
+On leaving the block, the batch releases what it holds.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from redis.exceptions import LockError, RedisError
 
@@ -23,7 +30,7 @@ from redislock_fast._procedures.batch import (
 from redislock_fast._procedures.settings import LockerBase
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._transport.loop.renewer import renewer_of
-from redislock_fast._util.coroutines import runs
+from redislock_fast._util.coroutines import Acquiring, runs
 from redislock_fast._util.errors import LossReason
 from redislock_fast.asyncio.lock import Lock
 
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 
     from redislock_fast.asyncio.lock import Client
 
-__all__ = ["Acquiring", "Batch", "Locker"]
+__all__ = ["Batch", "Locker"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +57,21 @@ class Batch(BatchBase):
         self._transport = transport
 
     async def release(self) -> dict[Name, bool]:
-        """Release the locks that are still held; see `redislock_fast.Batch.release`.
+        """Release the locks that are still held.
+
+        Sends what `Lock.release` sends, for all locks in one round per server; the nodes of a cluster are asked at
+        once.
 
         If it is cancelled, the release goes on in the background.
+
+        Returns:
+            For each name that was still held, whether the server still had the batch's token. Afterwards nothing is
+            held.
+
+        Raises:
+            redis.exceptions.ConnectionError: no connection, after the client's retries. Locks for which no reply has
+                come are still held, and can be released again.
+            redis.exceptions.TimeoutError: no reply in time; as for ConnectionError.
         """
         try:
             loop = asyncio.get_running_loop()
@@ -70,12 +89,26 @@ class Batch(BatchBase):
         return results
 
     async def extend(self, additional_time: float) -> dict[Name, bool]:
-        """Extend the leases of the locks that are held; see `redislock_fast.Batch.extend`."""
+        """Extend the leases of the locks that are held; sends what `Lock.extend` sends, in one round per server.
+
+        Args:
+            additional_time: seconds to add to each remaining ttl, rounded up to whole milliseconds.
+
+        Returns:
+            For each name that was held, whether the server still had the batch's token. Where it had not, the lock
+            leaves the batch.
+
+        Raises:
+            redis.exceptions.LockError: the locks do not expire.
+            ValueError: a time that is negative, NaN or infinite. Nothing was sent.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+        """
         results: dict[Name, bool] = await drive(self._transport, self._extending(additional_time))
         return results
 
     async def reacquire(self) -> dict[Name, bool]:
-        """Set the leases of the held locks back to the whole `timeout`; see `redislock_fast.Batch.reacquire`."""
+        """Set the leases of the held locks back to the whole `timeout`. Returns and raises what `extend` does."""
         results: dict[Name, bool] = await drive(self._transport, self._reacquiring())
         return results
 
@@ -129,35 +162,11 @@ async def _acquire(transport: AsyncTransport, plan: Plan, options: Options | Non
         raise
 
 
-class Acquiring:
-    """Gives the batch to `await`, once; `async with` also releases the batch on leaving."""
-
-    def __init__(self, transport: AsyncTransport, plan: Plan, options: Options | None) -> None:
-        self._acquiring = _acquire(transport, plan, options)  # made now: if it is never awaited, Python says so
-        self._batch: Batch | None = None
-
-    def __await__(self) -> Generator[Any, Any, Batch]:
-        return self._acquiring.__await__()
-
-    async def __aenter__(self) -> Batch:
-        self._batch = await self._acquiring
-        return await self._batch.__aenter__()
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        assert self._batch is not None
-        await self._batch.__aexit__(exc_type, exc_value, traceback)
-
-
 class Locker(LockerBase[Lock]):
     """Makes locks, and acquires many at once.
 
     Args:
-        client: a `redis.asyncio.Redis` or `RedisCluster`; its settings are used, its connections are not.
+        client: a `redis.asyncio.Redis` or `redis.asyncio.RedisCluster`; its settings are used, its connections are not.
 
     Raises:
         TypeError: for a pipeline or a client that blocks.
@@ -182,14 +191,44 @@ class Locker(LockerBase[Lock]):
         max_hold: float | None = None,
         on_lost: Callable[[Batch, Name, LossReason], object] | None = None,
         **unknown: Never,
-    ) -> Acquiring:
-        """Acquire the locks that are free, or all or none: `batch = await ...`, or `async with ... as batch`.
+    ) -> Acquiring[Batch]:
+        """Acquire the locks that are free; with `all_or_nothing`, all of them or none.
 
-        Takes and raises what `redislock_fast.Locker.acquire_many` does; the call itself raises for bad parameters. If
-        it is cancelled, nothing is held, and attempts of unknown outcome are cleaned up. `on_lost` is called in the
-        loop, and may be a coroutine function.
+        It gives the batch to `batch = await ...` or `async with ... as batch`. The call itself raises for bad
+        parameters.
+
+        Sends what `Lock.acquire` sends, for all names in one round per server, in windows of about a thousand requests.
+        The nodes of a cluster are asked at once; with `all_or_nothing`, one after the other. If it raises
+        or is cancelled, nothing is held, and attempts of unknown outcome are cleaned up.
+
+        Args:
+            names: of the locks, each bytes or str.
+            timeout: the ttl in seconds, rounded up to whole milliseconds. None or 0: the locks do not expire.
+            blocking_timeout: seconds to wait at most for missed locks. None: forever. The last round is at
+                their end. 0 or less makes one round, which the client's retries and `socket_timeout` alone limit.
+            sleep: seconds between two rounds; with `all_or_nothing`, between two health checks of the waiter in the
+                queue. Leases that age meanwhile are extended.
+            all_or_nothing: whether to release the rest where one lock is missed. A waiting batch holds only the locks
+                whose keys come before the one that it waits for, so that batches do not deadlock.
+            auto_renew: whether to renew the leases in the background until the batch is released, as `Lock` does.
+            max_hold: with `auto_renew`, after how many seconds renewal ends.
+            on_lost: called with the batch, the name and the reason for each lock that is lost before its release, once,
+                in the event loop. An awaitable that it returns is awaited.
+
+        Returns:
+            The batch: the names that were acquired and those that were missed.
+
+        Raises:
+            TypeError: `names` is a single name, or `on_lost` cannot be called.
+            ValueError: a name comes twice, an impossible time, or options that do not go together, such as `auto_renew`
+                without `timeout`. Nothing was sent.
+            redis.exceptions.DataError: a name that redis-py cannot encode. Nothing was sent.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+            redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no string.
         """
         refuse_unknown("Locker.acquire_many", unknown, Locker.acquire_many)
         transport = self._transport
         plan = Plan(names, transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
-        return Acquiring(transport, plan, batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms))
+        options = batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms)
+        return Acquiring(_acquire(transport, plan, options))

@@ -1,7 +1,10 @@
-"""`Redlock` for asyncio: the methods of `redislock_fast.Redlock`, as coroutines.
+"""`Redlock` for asyncio: one lock over several independent servers, granted by a majority of them.
 
-Cancellation, at any await: a cancelled acquire does not hold the lock, and is cleaned up. A cancelled release goes on
-in the background. A cancelled extend or reacquire has an unknown outcome, and `remaining` counts on the shorter lease.
+https://redislock-fast.github.io/redislock_fast/explanation/redlock.html says what it guarantees, what it does not, and
+when one server is the better choice.
+
+A cancelled acquire does not hold the lock, and is cleaned up. A cancelled release goes on in the background.
+A cancelled extend or reacquire has an unknown outcome, and `remaining` counts on the shorter lease.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from redis.exceptions import LockError
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner, current_task
-from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.redlock import RedlockBase
 from redislock_fast._procedures.redlock_renewal import renew
 from redislock_fast._procedures.settings import not_entered
@@ -37,30 +39,39 @@ logger = logging.getLogger(__name__)
 class Redlock(RedlockBase):
     """A lock that a majority of independent Redis or Valkey servers grants, by the Redlock algorithm.
 
+    All requests leave before any reply is waited for, so an operation takes about one round trip, however many servers
+    there are. A minority of servers that are down or silent is no failure.
+
     Args:
         servers: a `redis.asyncio.Redis` for each server: an odd number, three at least, none a replica of another.
         name: the key on all of them, bytes or str.
         timeout: the ttl in seconds, rounded up to whole milliseconds, or an `AdaptiveTTL`.
         sleep: `acquire` waits a random time up to this before the next attempt, in seconds.
         blocking: whether `acquire` waits.
-        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever.
+        blocking_timeout: how long `acquire` waits at most, in seconds. None: forever.
         thread_local: whether the task that acquired owns the lock, or every task that has this object; as for `Lock`.
         raise_on_release_error: whether leaving an `async with` block raises when the lock was lost, or only logs.
-        limit: how long an operation waits for servers that do not answer, as for `redislock_fast.Redlock`.
-        auto_renew: as for `redislock_fast.Redlock`.
-        max_hold: as for `redislock_fast.Redlock`.
-        on_lost: called once with the lock and a `LossReason` when the lock is found to be lost, in the event loop. An
-            awaitable that it returns is awaited.
+        limit: how long an operation waits for servers that do not answer, in seconds, connecting included. All of them
+            together cost it no more, and a server that stays silent is not waited for again.
+        auto_renew: whether the lease is renewed, in the background and by a majority, as long as the lock is held.
+            `timeout` is then how long others wait after the owner's process has died.
+        max_hold: for how many seconds after the acquire the lease is renewed at most. None: forever.
+        on_lost: called once with the lock and a `LossReason` when the lock is found to be lost,
+            in the event loop. An awaitable that it returns is awaited.
         cancel_on_lost: whether the task that acquired is cancelled then. Where it leaves an `async with` of the lock by
             that, the CancelledError's cause is a `LockLostError`.
         reentrant: whether the task that holds the lock may acquire it again.
         breaker: a circuit breaker, as for `Lock`.
         metrics: gets each acquisition and release, as for `Lock`.
 
+    https://redislock-fast.github.io/redislock_fast/explanation/redlock.html describes the work in the background.
+
     Raises:
         TypeError: for a pipeline, a cluster or a client that blocks, a `timeout` that is no number, or an `on_lost`
             that cannot be called.
-        ValueError: as for `redislock_fast.Redlock`.
+        ValueError: for a number of servers that is even or below three, for a server that is given twice, for a
+            `timeout`, `limit` or `max_hold` that is not above 0, NaN or infinite, for a `max_hold` below `timeout` or
+            without `auto_renew`, and for `cancel_on_lost` without `thread_local`.
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
 
@@ -76,17 +87,16 @@ class Redlock(RedlockBase):
         quorum: LoopQuorum = LoopQuorum.of(transports)
         return quorum
 
-    def _new_owner(self) -> TaskOwners:
-        return TaskOwners()
-
     def _renewer(self) -> LoopRenewer:
         return renewer_of(self._quorum, renew)
 
     def _tell(self, lease: Lease, reason: LossReason) -> None:
         self._renewer().tell(lease, reason)
 
-    # The task that calls a method owns the lock, whichever task awaits the result. So plain methods look up the owner,
-    # as in `redislock_fast.asyncio.Lock`.
+    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
+        self._renewer().tell_apart(lease, reason)  # the callback may wait for the lock, which this task has acquired
+
+    # The task that calls a method owns the lock, whichever task awaits the result. So plain methods look up the owner.
 
     @overload  # type: ignore[misc]  # the only form: `timeout` is there to be refused by its right name
     def acquire(
@@ -98,23 +108,44 @@ class Redlock(RedlockBase):
     def acquire(  # noqa: D417
         self, blocking: bool | None = None, blocking_timeout: float | None = None, timeout: object = None
     ) -> Coroutine[Any, Any, bool]:
-        """Acquire the lock; sends, returns and raises what `redislock_fast.Redlock.acquire` does.
+        """Acquire the lock.
+
+        Sends `SET name token NX PX ms GET` (Redis 7.0, Valkey), or `SET name token NX PX ms` and, when that fails,
+        `GET name`, to every server, once per attempt. A failed attempt is cleaned up at each server that may have
+        agreed: by `DELIFEQ`, `DELEX` or `EVAL` behind its SET on the same connection.
 
         Args:
             blocking: whether to wait, instead of the lock's own setting.
             blocking_timeout: seconds to wait at most, instead of the lock's own setting. An attempt under way at the
                 end is not cut off. 0 or less makes one attempt.
+
+        Returns:
+            True once a majority has granted the lock, False when none has in time.
+
+        Raises:
+            redis.exceptions.LockError: this task holds the lock itself, renewed, and would wait forever.
+            redis.exceptions.ConnectionError: in the last attempt less than a majority voted, since servers could not be
+                reached. Without a `blocking_timeout`, after three such attempts.
+            redis.exceptions.TimeoutError: as before, since they did not answer.
+            redis.exceptions.ResponseError: a majority replied with errors, such as WRONGTYPE for a key that is no
+                string.
+            ValueError: `sleep` negative, or a time that is NaN.
         """
         if timeout is not None:
             raise wrong_timeout(self)
-        return self._acquire(self._mine(), blocking, blocking_timeout, current_task())
+        return self._acquire(self._mine(), None, blocking, blocking_timeout, current_task())
 
     @runs("Redlock.acquire")
     async def _acquire(
-        self, owner: Owner, blocking: bool | None, blocking_timeout: float | None, task: asyncio.Task[Any] | None
+        self,
+        owner: Owner,
+        sleep: float | None,
+        blocking: bool | None,
+        blocking_timeout: float | None,
+        task: asyncio.Task[Any] | None,
     ) -> bool:
         attempts: list[AcquireRound] = []
-        steps = self._acquiring(owner, None, blocking, blocking_timeout, attempts, task)
+        steps = self._acquiring(owner, sleep, blocking, blocking_timeout, attempts, task)
         try:
             acquired: bool = await self._quorum.drive(steps)
         except (asyncio.CancelledError, GeneratorExit):  # raised while it waits, and cleaned up there
@@ -126,7 +157,19 @@ class Redlock(RedlockBase):
 
     @coroutine_method
     def release(self) -> Coroutine[Any, Any, None]:
-        """Release the lock at all servers; sends and raises what `redislock_fast.Redlock.release` does."""
+        """Release the lock at all servers.
+
+        Sends `DELIFEQ` (Valkey 9.0), `DELEX ... IFEQ` (Redis 8.4), or `EVAL`. The token is dropped only after enough
+        servers have replied: when this raises a connection error, it can be called again, and asks the servers that
+        have not replied.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: so many servers do not hold the token that no majority can have held it.
+                With `auto_renew` or `on_lost` it is a `LockLostError` with the reason. After a loss nothing is sent.
+            redis.exceptions.LockError: this task holds no lock.
+            redis.exceptions.ConnectionError: less than a majority answered, since servers could not be reached.
+            redis.exceptions.TimeoutError: as before, since they did not answer.
+        """
         owner = self._held()
         return self._release(owner, owner.token)
 
@@ -138,17 +181,38 @@ class Redlock(RedlockBase):
 
     @coroutine_method
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
-        """Prolong the lease; sends and raises what `redislock_fast.Redlock.extend` does.
+        """Prolong the lease.
+
+        Sends `SET name token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVAL`, with the whole new ttl. After a
+        connection error the lease is as long as `remaining` says, and this can be called again.
 
         Args:
             additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
             replace_ttl: whether `additional_time` is the new ttl instead.
+
+        Returns:
+            True.
+
+        Raises:
+            redis.exceptions.LockNotOwnedError: the lock is lost: a majority does not hold the token any more, or agreed
+                only when the lease was over. The rest of it is released. With `auto_renew` or `on_lost` it is a
+                `LockLostError` with the reason.
+            redis.exceptions.LockError: this task holds no lock.
+            ValueError: a time that is negative, NaN or infinite, or a new ttl of 0. Nothing was sent.
+            redis.exceptions.ConnectionError: less than a majority agreed, since servers could not be reached.
+            redis.exceptions.TimeoutError: as before, since they did not answer.
         """
         return named(self._prolong(self._extending(self._held(), additional_time, replace_ttl)), "Redlock.extend")
 
     @coroutine_method
     def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
-        """Set the lease back to the lock's whole `timeout`; sends and raises what `extend` does."""
+        """Set the lease back to the lock's whole `timeout`.
+
+        Sends and raises what `extend` does.
+
+        Returns:
+            True.
+        """
         return named(self._prolong(self._reacquiring(self._held())), "Redlock.reacquire")
 
     async def _prolong(self, steps: Steps) -> Literal[True]:
@@ -156,15 +220,20 @@ class Redlock(RedlockBase):
         return True
 
     async def locked(self) -> bool:
-        """Whether a majority of the servers has the key; see `redislock_fast.Redlock.locked`."""
+        """Whether a majority of the servers has the key. Sends `GET name`.
+
+        Raises:
+            redis.exceptions.ConnectionError: too few answered to tell, since servers could not be reached.
+            redis.exceptions.TimeoutError: as before, since they did not answer.
+        """
         locked: bool = await self._quorum.drive(self._reading(self._held(), b""))
         return locked
 
     @coroutine_method
     def owned(self) -> Coroutine[Any, Any, bool]:
-        """Whether a majority of the servers has the key with this task's token, or with that of the task that holds it.
+        """Whether a majority of the servers has the key with the token that this task may use.
 
-        See `redislock_fast.Redlock.owned`.
+        Sends and raises what `locked` does.
         """
         return self._owned(self._held())
 

@@ -6,13 +6,13 @@ See https://redislock-fast.github.io/redislock_fast/how-to/once.html
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from redislock_fast._lease.options import refuse_unknown, spelled_out
 from redislock_fast._procedures.once import OnceBase, Skipped
+from redislock_fast._util.coroutines import awaited
 from redislock_fast.asyncio.lock import Lock
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Once(OnceBase, Lock, Generic[_SkipResult]):
         """Have each call of the coroutine function run it or skip it.
 
         Raises:
-            TypeError: for any other function, and where each call would have the same token.
+            TypeError: for a plain function or a generator function, and where each call would have the same token.
         """
         self._check_job(job)
 
@@ -52,7 +52,7 @@ class Once(OnceBase, Lock, Generic[_SkipResult]):
                 if is_held:
                     return await job(*args, **kwargs)
             skipped: Any = None if self._on_skip is None else self._on_skip(await self._drive(self._skipping()))
-            return await skipped if inspect.isawaitable(skipped) else skipped  # type: ignore[no-any-return]
+            return await awaited(skipped)  # type: ignore[no-any-return]
 
         return run_once
 
@@ -130,16 +130,30 @@ def once(  # noqa: D417
 
         async with once(client, "nightly", timeout=60, at_least=55) as run: ...
 
-    Does, sends and raises what `redislock_fast.once` does.
+    One attempt is made to take the lock; nothing waits. The lock is renewed while the job runs, and released at its
+    end, but not before `at_least` has passed. That holds for a job that raises, too.
+
+    A call of a decorated function that is skipped returns None, or what `on_skip` returns. An `async with` block that
+    is skipped raises `Skipped`. `run` is the held `Lock`, with `run.valid` and `run.lost`. Where the lock was lost
+    while the job ran, so that another worker may have begun it, LockLostError is raised after the job,
+    as by an `async with` block of a `Lock`.
+
+    Sends what `Lock` sends to acquire without waiting, to renew and to release. To keep the lock, it sends `SET name
+    token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVALSHA`. Where it is skipped, an `async with` block or a
+    decorator with `on_skip` sends what `holders` sends.
 
     Args:
         client: as for `Lock`.
-        name: as for `redislock_fast.once`, and so are `timeout`, `at_least` and `token`.
-        timeout: in seconds.
-        at_least: in seconds.
+        name: of the job; the key of its lock.
+        timeout: how many seconds after a worker was killed another one may run the job, at the most.
+        at_least: for how many seconds after its start no other worker begins the job, in seconds: more than the clocks
+            of the workers differ by, and less than the time between two runs. It may be longer than `timeout`. It does
+            not hold for a worker that is killed.
         on_skip: called with a `Skipped` where the decorated function is not run. An awaitable that it returns is
             awaited.
-        token: of one run.
+        token: names one run, such as the id of a job, where a run that has failed is tried again: a caller with the
+            token of the run that has the lock is let in, and `at_least` begins anew. For a decorator, a function that
+            is called for each run.
         on_lost: as for `Lock`.
 
     Raises:

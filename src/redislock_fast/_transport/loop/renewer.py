@@ -169,6 +169,9 @@ class LoopRenewer:
             name, text = None if lock is None else lock.name, f"The lock {shown(lease.key)} was lost while it was held"
             task.cancel(LockLostError(text, lock_name=name, reason=reason))
 
+    tell_apart = tell
+    """The same: a callback for tasks never waits in its caller."""
+
     def tell_wanted(self, lease: Lease) -> None:
         """Call `on_wanted` for a lock that another caller waits for."""
         lock, on_wanted = lease.lock(), lease.options.on_wanted

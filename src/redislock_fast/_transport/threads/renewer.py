@@ -190,6 +190,16 @@ class Renewer(patching.Adaptable):
             with contextlib.suppress(RedisError):  # a cluster without a node for the key: the lock ends with its ttl
                 transport.clean_up(entries)
 
+    @staticmethod
+    def tell(lease: Lease, reason: LossReason) -> None:
+        """Call `on_lost` for a loss."""
+        tell(lease, reason)
+
+    @staticmethod
+    def tell_apart(lease: Lease, reason: LossReason) -> None:
+        """Call `on_lost` for a loss apart from the caller, for which it may wait."""
+        tell_in_background([LeaseLoss(lease, reason)])
+
     @patching.own_thread
     def _work(self) -> None:
         in_force = patching.in_force
