@@ -61,7 +61,7 @@ RULES = [
     (r"AsyncTransport", "ThreadServerTransport"),
     (r"\bLoop(Quorum)", r"Thread\1"),
     (r"\bLoop(Renewer)", r"\1"),
-    (r"_transport\.loop", "_transport.threads"),
+    (r"(_transport|_redlock|_renewal)\.loop", r"\1.threads"),
     (r"redis(lock_fast)?\.asyncio", r"redis\1"),
     # Words
     (r" for asyncio:", ":"),

@@ -19,13 +19,13 @@ from redis.exceptions import LockError
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.redlock import RedlockBase
-from redislock_fast._procedures.redlock_renewal import renew
 from redislock_fast._procedures.settings import not_entered
 from redislock_fast._procedures.steps import Steps
-from redislock_fast._protocol.majority import AcquireRound
+from redislock_fast._redlock.lock import RedlockBase
+from redislock_fast._redlock.renewal import renew
+from redislock_fast._redlock.rounds import AcquireRound
+from redislock_fast._redlock.threads import ThreadQuorum
 from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.quorum import ThreadQuorum
 from redislock_fast._transport.threads.renewer import Renewer, renewer_of
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.errors import LossReason, shown

@@ -262,7 +262,7 @@ FAULTS = (
     ),
     Fault(
         "cancelled release of a Redlock keeps its lease",
-        "_procedures/redlock.py",
+        "_redlock/lock.py",
         "            if lease is not None:\n                owner.lease = None\n",
         "            if False:\n                owner.lease = None\n",
         (

@@ -9,68 +9,68 @@ __all__ = ["FAULTS"]
 FAULTS = (
     Fault(
         "half of the servers is a majority",
-        "_protocol/majority.py",
+        "_redlock/rounds.py",
         "self._quorum = count // 2 + 1",
         "self._quorum = count // 2",
-        "tests/unit/protocol/test_majority.py::test_more_than_half_of_the_servers_decide",
+        "tests/unit/redlock/test_rounds.py::test_more_than_half_of_the_servers_decide",
     ),
     Fault(
         "lease of a Redlock ignores clock drift",
-        "_protocol/majority.py",
+        "_redlock/rounds.py",
         "return ttl_s - drift_s(ttl_s)",
         "return ttl_s",
-        "tests/unit/protocol/test_majority.py::test_lease_is_valid_for_its_ttl_less_what_clocks_may_drift",
+        "tests/unit/redlock/test_rounds.py::test_lease_is_valid_for_its_ttl_less_what_clocks_may_drift",
     ),
     Fault(
         "server that has not answered is not cleaned up",
-        "_protocol/majority.py",
+        "_redlock/rounds.py",
         "if self.sent[index] and self.votes[index] is not False",
         "if self.votes[index]",
         (
-            "tests/unit/protocol/test_majority.py::"
+            "tests/unit/redlock/test_rounds.py::"
             "test_attempt_without_a_majority_is_cleaned_up_wherever_it_may_have_set_the_key"
         ),
     ),
     Fault(
         "majority that agrees after the lease holds the lock",
-        "_protocol/majority.py",
+        "_redlock/rounds.py",
         "if not self.agreed or now >= self.valid_until:",
         "if not self.agreed:",
-        "tests/unit/protocol/test_majority.py::test_majority_that_agrees_after_the_lease_does_not_hold_the_lock",
+        "tests/unit/redlock/test_rounds.py::test_majority_that_agrees_after_the_lease_does_not_hold_the_lock",
     ),
     Fault(
         "release at a server that does not answer is given up",
-        "_protocol/majority.py",
+        "_redlock/rounds.py",
         "    insists = True\n",
         "    insists = False\n",
         "tests/integration/redlock/test_faults.py::test_release_that_is_lost_unread_is_done_again[threads-valkey]",
     ),
     Fault(
         "lease of a shorter ttl is believed to be the old one",
-        "_lease/majority_lease.py",
+        "_redlock/lease.py",
         "self.times = times = (min(self.valid_until, now + valid_s(ttl_ms)), min(self.ends_at, now + ttl_ms / 1000))",
         "times = self.times",
         (
-            "tests/unit/lease/test_majority_lease.py::"
+            "tests/unit/redlock/test_lease.py::"
             "test_request_that_sets_a_shorter_ttl_shortens_the_lease_before_it_is_answered"
         ),
     ),
     Fault(
         "of two requests that prolong at once the longer lease is believed",
-        "_lease/majority_lease.py",
+        "_redlock/lease.py",
         "self.times = (min(times[0], round_.valid_until), min(times[1], round_.ends_at))",
         "self.times = (round_.valid_until, round_.ends_at)",
         (
-            "tests/unit/lease/test_majority_lease.py::"
+            "tests/unit/redlock/test_lease.py::"
             "test_of_two_requests_that_set_the_lease_at_once_the_shorter_lease_is_certain"
         ),
     ),
     Fault(
         "interrupted Redlock leaves its keys",
-        "_procedures/redlock.py",
+        "_redlock/lock.py",
         "            self._quorum.clean_up_round(attempt)\n",
         "",
-        "tests/unit/procedures/test_redlock.py::test_interrupted_redlock_is_cleaned_up",
+        "tests/unit/redlock/test_lock.py::test_interrupted_redlock_is_cleaned_up",
     ),
     Fault(
         "Redlock whose acquire raises an error keeps its keys",
@@ -84,11 +84,11 @@ FAULTS = (
         "asyncio/redlock.py",
         "            self._clean_up_unnoticed(owner, attempts)\n            raise\n",
         "            raise\n",
-        "tests/unit/procedures/test_redlock.py::test_interrupted_redlock_of_a_task_is_cleaned_up",
+        "tests/unit/redlock/test_lock.py::test_interrupted_redlock_of_a_task_is_cleaned_up",
     ),
     Fault(
         "release of a Redlock that goes on after an interrupt is refused when it is repeated",
-        "_procedures/redlock.py",
+        "_redlock/lock.py",
         "doubtful = [before is not None] * len(votes)",
         "doubtful = [False] * len(votes)",
         (
@@ -98,15 +98,15 @@ FAULTS = (
     ),
     Fault(
         "extend that is agreed to after the lease revives the Redlock",
-        "_procedures/redlock.py",
+        "_redlock/lock.py",
         "if round_.agreed and clock() < majority.valid_until:",
         "if round_.agreed:",
-        "tests/unit/procedures/test_redlock.py::test_extend_that_a_majority_agrees_to_counts_while_the_lease_is_valid",
+        "tests/unit/redlock/test_lock.py::test_extend_that_a_majority_agrees_to_counts_while_the_lease_is_valid",
     ),
     Fault(
         "rest of a lost Redlock is not given back",
-        "_procedures/redlock.py",
-        "            yield Ask(self._release_round(majority))\n            raise",
+        "_redlock/lock.py",
+        "            yield asking(self._quorum, self._release_round(majority))\n            raise",
         "            raise",
         (
             "tests/integration/redlock/test_redlock.py::"
@@ -115,35 +115,35 @@ FAULTS = (
     ),
     Fault(
         "renewal without a majority of replies is taken for a loss",
-        "_procedures/redlock_renewal.py",
+        "_redlock/renewal.py",
         "True if round_.agreed else False if round_.refused else None",
         "bool(round_.agreed)",
-        "tests/unit/procedures/test_redlock.py::test_renewal_that_a_majority_does_not_answer_is_tried_again",
+        "tests/unit/redlock/test_lock.py::test_renewal_that_a_majority_does_not_answer_is_tried_again",
     ),
     Fault(
         "release whose connection broke is not done again",
-        "_transport/quorum.py",
+        "_redlock/quorum.py",
         "            server.clean_up([(operation.key, operation.token)])\n",
         "            pass\n",
         "tests/integration/redlock/test_faults.py::test_release_that_is_lost_unread_is_done_again[threads-valkey]",
     ),
     Fault(
         "failed attempt of a Redlock is not cleaned up",
-        "_transport/quorum.py",
+        "_redlock/quorum.py",
         "            if entries:\n                self._clean_up(round_, entries)\n",
         "",
         "tests/integration/redlock/test_redlock.py::test_a_minority_is_given_back[threads-valkey]",
     ),
     Fault(
         "server out of reach is connected to in each round",
-        "_transport/health.py",
+        "_redlock/health.py",
         "return self.trouble is not None and now < self.retry_at",
         "return False",
-        "tests/unit/transport/test_health.py::test_server_that_could_not_be_reached_is_left_alone_for_a_while",
+        "tests/unit/redlock/test_health.py::test_server_that_could_not_be_reached_is_left_alone_for_a_while",
     ),
     Fault(
         "server that does not answer is asked without end",
-        "_transport/health.py",
+        "_redlock/health.py",
         "return len(self.owed) >= _MOST_OWED",
         "return False",
         "tests/integration/redlock/test_faults.py::test_frozen_server_is_not_owed_ever_more[threads-valkey]",

@@ -21,21 +21,21 @@ import redis
 from redis.exceptions import LockError, RedisError
 
 from redislock_fast._lease import lease as lease_module
-from redislock_fast._lease import majority_lease
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.majority_lease import MajorityEntry
 from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._pipe.base import Args
 from redislock_fast._procedures import lease as lease_procedure
-from redislock_fast._procedures import redlock as redlock_procedure
-from redislock_fast._procedures import redlock_renewal, renewal
-from redislock_fast._procedures.redlock import RedlockBase
+from redislock_fast._procedures import renewal
 from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, due_at, late_entries
-from redislock_fast._procedures.steps import Ask, Sleep, Steps
-from redislock_fast._protocol import majority
+from redislock_fast._procedures.steps import CallHook, Sleep, Steps
 from redislock_fast._protocol.capabilities import HELLO, PROBE, Capabilities
-from redislock_fast._protocol.majority import MajorityRound, ReacquireRound
 from redislock_fast._protocol.queue import cleanup_requests
+from redislock_fast._redlock import lease as redlock_lease
+from redislock_fast._redlock import lock as redlock_procedure
+from redislock_fast._redlock import renewal as redlock_renewal
+from redislock_fast._redlock.lease import MajorityEntry
+from redislock_fast._redlock.lock import RedlockBase
+from redislock_fast._redlock.rounds import AcquireRound, MajorityRound, ReacquireRound
 from redislock_fast._util import times
 from redislock_fast._util.errors import LossReason
 from tests.simulation.model import SERVERS, Model
@@ -138,7 +138,7 @@ class _Contender:
         while True:
             due = self._schedule.take(self.world.clock())
             losses: list[LeaseLoss] = []
-            yield from redlock_renewal.renewing(due, losses)  # type: ignore[arg-type]  # all of them are by quorum
+            yield from redlock_renewal.renewing(self, due, losses)  # type: ignore[arg-type]  # all of them are by quorum
             self.world.check()
             self.clean_up(late_entries(losses))
             for lost, reason in losses:
@@ -159,6 +159,10 @@ class _Contender:
         if lease.record is not None:
             lease.record.is_over = True
             self._schedule.remove(lease.record)
+
+    def ask(self, *rounds: MajorityRound) -> tuple[MajorityRound, ...]:
+        """As a quorum does; the world asks for these."""
+        return rounds
 
     def clean_up(self, entries: list[MajorityEntry]) -> None:
         """As a quorum does."""
@@ -224,8 +228,9 @@ class _World:
         if type(step) is Sleep:
             self._at(self.now + step.seconds, go_on)
             return
-        assert type(step) is Ask
-        missing = len(step.rounds)
+        assert type(step) is CallHook
+        asked = step.call()
+        missing = len(asked)
 
         def end_one() -> None:
             nonlocal missing
@@ -233,7 +238,7 @@ class _World:
             if not missing:
                 go_on()
 
-        for round_ in step.rounds:
+        for round_ in asked:
             self._ask(contender, round_, end_one)
 
     def _ask(self, contender: _Contender, round_: MajorityRound, go_on: Callable[[], None]) -> None:
@@ -285,7 +290,7 @@ class _World:
 
 def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
     world = _World(seed)
-    for module in (times, lease_procedure, redlock_procedure, redlock_renewal, renewal, majority_lease, lease_module):
+    for module in (times, lease_procedure, redlock_procedure, redlock_renewal, renewal, redlock_lease, lease_module):
         monkeypatch.setattr(module, "clock", world.clock)
     for module in (redlock_procedure, renewal):
         monkeypatch.setattr(module, "_dice", world.dice)
@@ -322,18 +327,18 @@ def _too_few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease that counts from the replies."""
-    close = majority.AcquireRound.close
+    close = AcquireRound.close
 
-    def late(self: majority.AcquireRound, now: float) -> None:
+    def late(self: AcquireRound, now: float) -> None:
         close(self, now)
         self.began = now
 
-    monkeypatch.setattr(majority.AcquireRound, "close", late)
+    monkeypatch.setattr(AcquireRound, "close", late)
 
 
 def _too_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """An extend that counts without a quorum."""
-    monkeypatch.setattr(majority.ReacquireRound, "agreed", property(lambda self: True in self.votes))
+    monkeypatch.setattr(ReacquireRound, "agreed", property(lambda self: True in self.votes))
 
 
 def _too_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,7 @@ from redislock_fast._util.tokens import is_ours
 if TYPE_CHECKING:
     from redislock_fast._lease.key_cache import CachedKey
     from redislock_fast._lease.lease import Lease
-    from redislock_fast._lease.majority_lease import MajorityLease
     from redislock_fast._lease.note import Note
-    from redislock_fast._protocol.majority import MajorityRound
     from redislock_fast._util.times import Limit
 
 __all__ = [
@@ -69,8 +67,8 @@ class Owner:
         fence: the fencing token, where the lock has one.
         note: what is held on options since an acquire that needed no more than its reply; None before the first one.
         kept: the lease of a lock that was acquired on options in more steps.
-        quorum: the lease of a Redlock that is held under the token.
-        round: a Redlock's last operation.
+        extra: what a wing keeps for the owner, since its first operation. It has `ends_at`, which counts instead of
+            `expiry`: when the lease of the token ends, in the clock's seconds; None: never, or that is not known.
         limit: the deadline of the acquire under way, where an overridden `do_acquire` makes its attempts.
         cached: the cached key of a lock with `linger`, whose local lock the owner has.
         forgotten_by: the dict from which a task's owner was removed; an acquire that then succeeds calls `hold`.
@@ -92,8 +90,7 @@ class Owner:
     fence: int | None = None
     note: Note | None = None
     kept: Lease | None = None
-    quorum: MajorityLease | None = None
-    round: MajorityRound | None = None
+    extra: Any = None
     limit: Limit | None = None
     cached: CachedKey | None = None
     forgotten_by: dict[Any, Any] | None = None
@@ -136,7 +133,7 @@ class Owner:
             return False
         if lease is not None and lease.token == token:
             return not lease.over and not lease.is_lost()
-        ends_at = self.expires_at(token) if self.quorum is None else self.quorum.ends_at
+        ends_at = self.expires_at(token) if self.extra is None else self.extra.ends_at
         return ends_at is None or clock() < ends_at
 
     def hold(self, token: bytes | None) -> None:

@@ -113,7 +113,7 @@ class TaskOwners:
     def has_held(self) -> bool:
         """Whether the calling task has held the lock by this object itself, perhaps long ago."""
         mine = self.mine()
-        return mine.expiry[0] is not None or mine.round is not None
+        return mine.expiry[0] is not None or mine.extra is not None
 
     def _holding(self) -> list[_TaskOwner]:
         """The owners that may hold the lock; where none may, the last one with a token."""

@@ -24,7 +24,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.metrics import report_call
 from redislock_fast._lease.note import Note
 from redislock_fast._lease.prolonging import mutex
-from redislock_fast._procedures.steps import Ask, Execute, Split, Steps
+from redislock_fast._procedures.steps import Execute, Split, Step, Steps
 from redislock_fast._protocol.commands import Reacquire, ReadHolder
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._util.errors import LossReason, shown
@@ -342,7 +342,7 @@ def _verdict(reacquire: Reacquire, is_unanswered: bool) -> Verdict:
 
 
 def attempting(
-    leases: list[Lease], step: Execute | Ask, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]
+    leases: list[Lease], step: Step, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]
 ) -> Steps:
     """Make the step that renews these leases, and note its verdicts, which `verdicts` returns by lease.
 

@@ -20,12 +20,10 @@ from redislock_fast._util.errors import noted, shown
 if TYPE_CHECKING:
     from redislock_fast._lease.key_lease import LocalWaiter
     from redislock_fast._procedures.waiters import Waiter
-    from redislock_fast._protocol.majority import MajorityRound
     from redislock_fast._protocol.pipeline import Pipeline
 
 __all__ = [
     "ENTERED",
-    "Ask",
     "AwaitTurn",
     "CallHook",
     "Enter",
@@ -134,7 +132,7 @@ class AwaitTurn:
 
 
 class CallHook:
-    """Call a hook that a user has overridden, and send back what it returns; in a task, the awaited result."""
+    """Call a hook that a user has overridden, or a wing's function. Send back its result; in a task, await it first."""
 
     __slots__ = ("call",)
 
@@ -142,18 +140,7 @@ class CallHook:
         self.call = call
 
 
-class Ask:
-    """Ask all servers of a quorum, until the outcome of each round is certain or the time of the shortest is up."""
-
-    __slots__ = ("rounds",)
-
-    def __init__(self, *rounds: MajorityRound) -> None:
-        self.rounds = rounds
-
-
-Step: TypeAlias = (
-    "Execute | ExecuteAll | ExecuteDedicated | Sleep | Split | Enter | Listen | AwaitTurn | CallHook | Ask"
-)
+Step: TypeAlias = "Execute | ExecuteAll | ExecuteDedicated | Sleep | Split | Enter | Listen | AwaitTurn | CallHook"
 Steps: TypeAlias = Generator[Step, Any, Any]
 
 

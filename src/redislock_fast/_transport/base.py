@@ -23,7 +23,6 @@ from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, NotExecuted
 from redislock_fast._transport.cleanup import Cleanup
-from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.lingering import Lingering
 from redislock_fast._transport.pool_events import notice_credentials
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
@@ -121,6 +120,7 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
     Attributes:
         connection: the connection; None where there is none yet.
         tokens: makes tokens with the identifier of the connection, or of the next one.
+        kept_by_wings: what wings keep for the server, by its class; used by atomic methods of dict alone.
     """
 
     is_observable = True
@@ -145,7 +145,7 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
         self.tokens = TokenSource(self.connects)
         self._losses = 0  # connections in a row that were lost by a request of the queue
         self._plain_until = 0.0  # in the clock's seconds
-        self.health = ServerHealth()
+        self.kept_by_wings: dict[type, Any] = {}
         notice_credentials(owner, self)
 
     @staticmethod

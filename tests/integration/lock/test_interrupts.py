@@ -64,14 +64,14 @@ CHANNELS = (
 REDLOCK = (
     "redlock.py",
     "asyncio/redlock.py",
-    "_procedures/redlock.py",
+    "_redlock/lock.py",
     "_procedures/redlock_settings.py",
-    "_lease/majority_lease.py",
+    "_redlock/lease.py",
     "_transport/threads/driver.py",
     "_transport/loop/driver.py",
-    "_transport/quorum.py",
-    "_transport/threads/quorum.py",
-    "_transport/loop/quorum.py",
+    "_redlock/quorum.py",
+    "_redlock/threads.py",
+    "_redlock/loop.py",
 )
 SHARED = ("_transport/base.py", "_transport/cleanup.py")
 RETURNING = tuple(

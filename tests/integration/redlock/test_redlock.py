@@ -389,7 +389,7 @@ def test_it_is_noted_that_a_vote_was_not_needed(fleet: Fleet, make: Make, monkey
     lock = make()
     with lock:
         wait_until_held(fleet)
-    slow = lock._quorum._transports[0].health
+    (slow,) = lock._quorum._transports[0].kept_by_wings.values()
     slow.note_wait(0.002)
     waits: list[float | None] = []
     monkeypatch.setattr(slow, "note_wait", waits.append)

@@ -16,7 +16,6 @@ from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, ReadHolder, Release
 from redislock_fast._protocol.fenced import AcquireFenced, Fence
-from redislock_fast._protocol.majority import AcquireRound
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import AcquirePipeline, ReleasePipeline
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue, Subscribe, Watch
@@ -130,14 +129,6 @@ def test_no_reply_of_a_batch_counts_where_one_is_malformed(
     assert [key in words for words, key in zip(asked, keys, strict=True)] == [True] * 4
     assert operation.feed([TOKEN] * 4 if kind is AcquirePipeline else [1] * 4, capabilities)
     assert [True] * 4 == operation.results
-
-
-def test_vote_of_a_malformed_reply_is_none() -> None:
-    round_ = AcquireRound([KEY], TOKEN, 1000, 1.0)
-    round_.request(0, capabilities_of("Valkey 9"))
-    with pytest.raises(Malformed):
-        round_.take(0, 7, capabilities_of("Valkey 9"))
-    assert ([None], [None], False) == (round_.votes, round_.errors, round_.decided)
 
 
 @pytest.fixture

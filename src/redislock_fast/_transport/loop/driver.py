@@ -16,7 +16,6 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._procedures.steps import (
-    Ask,
     AwaitTurn,
     CallHook,
     Enter,
@@ -168,8 +167,8 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
     """Do what the steps say. Returns what they return.
 
     Args:
-        transport: the `AsyncTransport` of the server or cluster that the steps are about, or the servers of a Redlock;
-            or the running loop's own server transport, for a task that was dropped: then this may be any thread.
+        transport: the `AsyncTransport` of the server or cluster that the steps are about, or what a wing has in its
+            place; or the running loop's own server transport, for a task that was dropped: then this may be any thread.
         steps: the procedure.
         to_clean_up: the steps add to it what must be cleaned up.
         client: whose own tracer observes the operations; None: only tracers of all clients do.
@@ -204,8 +203,6 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
                     answer = await step.call()
                 elif type(step) is ExecuteAll:
                     await server.execute_all(step.operations, step.limit_s)
-                elif type(step) is Ask:
-                    await server.ask(*step.rounds)
             except BaseException as error:
                 name_lock(step, error)
                 step = steps.throw(error)

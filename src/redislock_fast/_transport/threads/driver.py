@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from redislock_fast._pipe.base import Forked
 from redislock_fast._procedures.steps import (
-    Ask,
     AwaitTurn,
     CallHook,
     Enter,
@@ -74,8 +73,8 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
     """Do what the steps say. Returns what they return.
 
     Args:
-        transport: the `ThreadServerTransport` of the server or cluster that the steps are about, or the servers of a
-            Redlock.
+        transport: the `ThreadServerTransport` of the server or cluster that the steps are about, or what a wing has in
+            its place.
         steps: the procedure.
         to_clean_up: the steps add to it what must be cleaned up.
         client: whose own tracer observes the operations; None: only tracers of all clients do.
@@ -112,8 +111,6 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
                     answer = step.call()
                 elif type(step) is ExecuteAll:
                     transport.execute_all(step.operations, step.limit_s)
-                elif type(step) is Ask:
-                    transport.ask(*step.rounds)
             except BaseException as error:
                 name_lock(step, error)
                 step = steps.throw(error)

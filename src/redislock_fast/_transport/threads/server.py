@@ -32,7 +32,6 @@ from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe
 from redislock_fast._transport.base import MOST_LOSSES, Encoding
-from redislock_fast._transport.health import ServerHealth
 from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.retries import is_settled_by, reply_within_s
 from redislock_fast._transport.threads.cleanup import ThreadCleanup
@@ -333,7 +332,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering, pa
         self._forget_keys()
         self.inside.clear()
         self._dedicated.clear()  # each of them has a `forget` of its own
-        self.health = ServerHealth()
+        self.kept_by_wings = {}
         if connection is not None:
             connection.forget()
 

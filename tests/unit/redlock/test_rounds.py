@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 
+from redislock_fast._pipe.base import Malformed
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.majority import AcquireRound, valid_s
+from redislock_fast._redlock.rounds import AcquireRound, valid_s
 
 TOKEN = b"token"
 CAPABILITIES = Capabilities()
@@ -60,3 +61,10 @@ def test_attempt_without_a_majority_is_cleaned_up_wherever_it_may_have_set_the_k
     acquire = round_of([True, False, None, False, False])
     acquire.close(101.0)
     assert acquire.to_clean_up() == {0: (b"0", TOKEN), 2: (b"2", TOKEN)}
+
+
+def test_vote_of_a_malformed_reply_is_none() -> None:
+    round_ = round_of([None])
+    with pytest.raises(Malformed):
+        round_.take(0, 7, CAPABILITIES)
+    assert (round_.votes, round_.errors, round_.decided) == ([None], [None], False)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from redislock_fast._protocol.majority import AcquireRound, LeaseRound, ReleaseRound, valid_s
+from redislock_fast._lease.owner import Owner
+from redislock_fast._redlock.rounds import AcquireRound, LeaseRound, MajorityRound, ReleaseRound, valid_s
 from redislock_fast._util.times import clock
 
-__all__ = ["MajorityEntry", "MajorityLease"]
+__all__ = ["MajorityEntry", "MajorityLease", "Standing", "new_standing_of", "standing_of"]
 
 
 class MajorityEntry(NamedTuple):
@@ -77,3 +78,37 @@ class MajorityLease:
         now = clock()
         self.times = times = (min(self.valid_until, now + valid_s(ttl_ms)), min(self.ends_at, now + ttl_ms / 1000))
         return times
+
+
+class Standing:
+    """What one owner has of a Redlock, beside its token; it is the owner's `extra`.
+
+    Thread safety: as for the owner: where that is shared, each attribute is assigned as a whole.
+
+    Attributes:
+        majority: the lease that is held under the token; None where none is.
+        round: the last operation; None before the first.
+    """
+
+    majority: MajorityLease | None = None
+    round: MajorityRound | None = None
+
+    @property
+    def ends_at(self) -> float | None:
+        """When the first server may end the lease, in the clock's seconds; None where there is none."""
+        return None if self.majority is None else self.majority.ends_at
+
+
+_NONE = Standing()
+
+
+def standing_of(owner: Owner) -> Standing:
+    """What the owner has, to be read."""
+    standing: Standing = owner.extra or _NONE
+    return standing
+
+
+def new_standing_of(owner: Owner) -> Standing:
+    """What the owner has, to be changed. Of callers that share the owner, one makes it."""
+    standing: Standing = owner.extra or vars(owner).setdefault("extra", Standing())
+    return standing

@@ -1,6 +1,6 @@
-"""Renewal of Redlocks by majority rounds; `renewal.py` renews locks on one server.
+"""Renewal of Redlocks by majority rounds; `_procedures/renewal.py` renews locks on one server.
 
-Rules: those of `renewal.py`. Where a majority agrees, the lease is renewed. Where a majority refuses, the lock is lost.
+Rules: those of that file. Where a majority agrees, the lease is renewed. Where a majority refuses, the lock is lost.
 Where too few servers vote, the renewal is retried until the lease ends. All leases that are due are renewed at once.
 """
 
@@ -10,11 +10,12 @@ import weakref
 from typing import Any
 
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.majority_lease import MajorityEntry, MajorityLease
 from redislock_fast._lease.options import Options
 from redislock_fast._procedures.renewal import LeaseLoss, Verdict, attempting, limit_s, lose, renewable, unheeded
-from redislock_fast._procedures.steps import Ask, Steps
-from redislock_fast._protocol.majority import ReacquireRound, TakenRound
+from redislock_fast._procedures.steps import Steps
+from redislock_fast._redlock.lease import MajorityEntry, MajorityLease
+from redislock_fast._redlock.quorum import asking
+from redislock_fast._redlock.rounds import ReacquireRound, TakenRound
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
@@ -64,17 +65,17 @@ class RedlockLease(Lease):
 
 def renew(quorum: Any, due: list[Any], losses: list[LeaseLoss]) -> Any:
     """Renew the leases that are due at the servers of a Redlock; a `RenewalBatch`."""
-    return quorum.drive(renewing(due, losses))
+    return quorum.drive(renewing(quorum, due, losses))
 
 
-def renewing(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
+def renewing(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     """Renew the leases that can be renewed; see `renewal.renewing`. Sends what `Redlock.extend` sends."""
     open_ones: list[Any] = renewable(list(leases), losses)
     for at in range(0, len(open_ones), _MOST_AT_ONCE):
-        yield from _renewing_batch(open_ones[at : at + _MOST_AT_ONCE], losses)
+        yield from _renewing_batch(quorum, open_ones[at : at + _MOST_AT_ONCE], losses)
 
 
-def _renewing_batch(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
+def _renewing_batch(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     now = clock()
     asked: list[Any] = []
     rounds: list[ReacquireRound] = []
@@ -86,9 +87,11 @@ def _renewing_batch(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Step
                 ReacquireRound(lease.keys, lease.token, ttl_ms, limit_s([lease], now), list(lease.majority.refusals))
             )
     if asked:
-        gone: list[Any] = yield from attempting(asked, Ask(*rounds), lambda: [*map(_verdict, rounds)], losses)
+        gone: list[Any] = yield from attempting(
+            asked, asking(quorum, *rounds), lambda: [*map(_verdict, rounds)], losses
+        )
         if gone:
-            yield from _asking_why(gone, losses)
+            yield from _asking_why(quorum, gone, losses)
 
 
 def _verdict(round_: ReacquireRound) -> Verdict:
@@ -96,11 +99,11 @@ def _verdict(round_: ReacquireRound) -> Verdict:
     return Verdict(held, round_.ends_at if any(round_.sent) else None)
 
 
-def _asking_why(leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
+def _asking_why(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     now = clock()
     rounds = [TakenRound(lease.keys, lease.token, limit_s([lease], now)) for lease in leases]
     with unheeded():
-        yield Ask(*rounds)
+        yield asking(quorum, *rounds)
     for lease, round_ in zip(leases, rounds, strict=True):
         lose(lease, reason_of_round(round_), losses)
 

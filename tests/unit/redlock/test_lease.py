@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from redislock_fast._lease.majority_lease import MajorityLease
-from redislock_fast._protocol.majority import AcquireRound, ReacquireRound, valid_s
+from redislock_fast._redlock.lease import MajorityLease
+from redislock_fast._redlock.rounds import AcquireRound, ReacquireRound, valid_s
 from redislock_fast._util.times import clock
 
 KEYS = [b"name"] * 3

@@ -23,8 +23,9 @@ from typing import Any
 
 from redislock_fast._pipe.base import ConnectionBroken, Mailbox, NoReply
 from redislock_fast._procedures.steps import Steps
-from redislock_fast._protocol.majority import MajorityRound
-from redislock_fast._transport.quorum import Quorum, Vote, Voting, insist, meet
+from redislock_fast._redlock.health import health_of
+from redislock_fast._redlock.quorum import Quorum, Vote, Voting, insist, meet
+from redislock_fast._redlock.rounds import MajorityRound
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
@@ -157,7 +158,7 @@ def _post(server: ThreadServerTransport, vote: Vote, connect_s: float, ends_at: 
 def _read(server: ThreadServerTransport, connection: Connection) -> None:
     """Read what has come, also the end of the stream, without waiting."""
     server.hear(connection.pipe.mailbox(), 0.0)
-    if server.health.owed:  # else it is silent because it was asked for nothing
+    if health_of(server).owed:  # else it is silent because it was asked for nothing
         server.leave_if_silent(connection)
 
 
@@ -196,7 +197,7 @@ def _connected(server: ThreadServerTransport, wait_until: float) -> Connection |
 
 def _opening(server: ThreadServerTransport) -> Task | None:
     """The thread that connects; None while a failure is too recent, and where the caller had to connect by itself."""
-    health = server.health
+    health = health_of(server)
     opening: Task | None = health.opening
     if opening is not None and not opening.is_over:
         return opening
@@ -218,9 +219,9 @@ def _open(server_ref: weakref.ref[ThreadServerTransport], limit_s: float) -> Non
         try:
             server.connect(clock() + limit_s)
         except Exception as error:
-            server.health.failed(error, clock())
+            health_of(server).failed(error, clock())
         else:
-            server.health.connected()
+            health_of(server).connected()
 
 
 class _LateReplies(patching.Adaptable):
@@ -248,7 +249,7 @@ class _LateReplies(patching.Adaptable):
 
     def expect(self, servers: Sequence[ThreadServerTransport]) -> None:
         """Read what has come, and have a thread read the replies that are still owed."""
-        if any(server.health.owed for server in servers):
+        if any(health_of(server).owed for server in servers):
             self._until = clock() + _LINGER_S
             reading = self._reading
             # Starting a thread takes longer than a whole release.
@@ -276,7 +277,7 @@ class _LateReplies(patching.Adaptable):
 
 def _owes(server: ThreadServerTransport | None) -> bool:
     """Read what has come, and do again what failed with its connection. Returns whether replies are still owed."""
-    if server is None or not server.health.owed:
+    if server is None or not health_of(server).owed:
         return False
     connection = server.connection
     if connection is not None:
@@ -284,7 +285,7 @@ def _owes(server: ThreadServerTransport | None) -> bool:
         server.leave_if_broken()
     connection = server.connection
     if connection is None:
-        insist(server, server.health.owed)
+        insist(server, health_of(server).owed)
     else:
         meet(server, connection)
-    return bool(server.health.owed)
+    return bool(health_of(server).owed)

@@ -16,10 +16,10 @@ from types import TracebackType
 from typing import Any
 
 from redislock_fast._procedures.steps import Steps
-from redislock_fast._protocol.majority import MajorityRound
+from redislock_fast._redlock.quorum import Quorum, Vote, Voting, insist, meet
+from redislock_fast._redlock.rounds import MajorityRound
 from redislock_fast._transport.loop.driver import drive
 from redislock_fast._transport.loop.server import LoopServerTransport
-from redislock_fast._transport.quorum import Quorum, Vote, Voting, insist, meet
 from redislock_fast._util.times import clock
 
 __all__ = ["LoopQuorum"]

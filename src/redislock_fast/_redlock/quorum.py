@@ -1,7 +1,7 @@
 """Majority rounds over the servers of a Redlock: the part that threads and event loops share.
 
 A `Voting` is one or several majority rounds under way. It has a `Vote` for each server and round, which sends the
-round's requests to the server and takes the replies. Nothing here waits: `threads/quorum.py` and `loop/quorum.py` do.
+round's requests to the server and takes the replies. Nothing here waits: `threads.py` and `loop.py` do.
 
 A caller stops waiting as soon as the outcome of its rounds is certain. The votes that are missing then are still taken
 when they come, and those without a reply are kept in `ServerHealth.owed`.
@@ -16,21 +16,23 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from redislock_fast._lease.majority_lease import MajorityEntry
 from redislock_fast._pipe.base import ConnectionBroken, Reply, is_unauthenticated
+from redislock_fast._procedures.steps import CallHook
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.majority import MajorityRound
 from redislock_fast._protocol.queue import cleanup_requests
+from redislock_fast._redlock.health import ServerHealth, health_of
+from redislock_fast._redlock.lease import MajorityEntry
+from redislock_fast._redlock.rounds import MajorityRound
 from redislock_fast._transport.base import ServerTransport
-from redislock_fast._transport.health import ServerHealth
 from redislock_fast._util.times import clock
 
-__all__ = ["Quorum", "Vote", "VoteType", "Voting", "insist", "meet"]
+__all__ = ["Quorum", "Vote", "VoteType", "Voting", "asking", "insist", "meet"]
 
 _TRIES = 2
 """A request is sent once more: only a request that fails shows that the server has closed an idle connection."""
@@ -61,7 +63,7 @@ class Vote:
         self._server: weakref.ref[Any] = weakref.ref(server)
         self.round = round_
         self.index = index
-        self.health: ServerHealth = server.health
+        self.health: ServerHealth = health_of(server)
 
     @property
     def is_open(self) -> bool:
@@ -248,7 +250,7 @@ class Voting(Generic[VoteType]):
 
 def meet(server: ServerTransport[Any], connection: Any) -> bool:
     """Note the connection that a round is about to use. Returns whether it is a new one."""
-    health = server.health
+    health = health_of(server)
     owed = health.owed
     if not health.meet(connection.capabilities):
         return False
@@ -304,3 +306,8 @@ class Quorum:
 
 
 _quorums: weakref.WeakValueDictionary[tuple[int, ...], Any] = weakref.WeakValueDictionary()
+
+
+def asking(quorum: Any, *rounds: MajorityRound) -> CallHook:
+    """The step that asks all servers of a quorum, until the outcome of each round is certain or its time is up."""
+    return CallHook(partial(quorum.ask, *rounds))

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._transport.base import ServerTransport
 from redislock_fast._util.times import MOST_FAILURES
 
-__all__ = ["ServerHealth"]
+__all__ = ["ServerHealth", "health_of"]
 
 _MOST_OWED = 64
 _CHANCE_S = 0.0005
@@ -92,3 +93,10 @@ class ServerHealth:
         self._failures = min(self._failures + 1, MOST_FAILURES)
         # Without its traceback: redis-py's frames and its errors keep each other alive.
         self.trouble = trouble.with_traceback(None)
+
+
+def health_of(server: ServerTransport[Any]) -> ServerHealth:
+    """How fast the server of this transport has answered."""
+    kept = server.kept_by_wings
+    health: ServerHealth = kept.get(ServerHealth) or kept.setdefault(ServerHealth, ServerHealth())
+    return health

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from redislock_fast._transport.health import ServerHealth
+from redislock_fast._redlock.health import ServerHealth
 
 TROUBLE = ConnectionError("refused")
 

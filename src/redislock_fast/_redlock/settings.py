@@ -12,7 +12,7 @@ from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.settings import observe_by_otel
-from redislock_fast._protocol.majority import valid_s
+from redislock_fast._redlock.rounds import valid_s
 from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.times import blocks, poll_seconds, positive_ms, wait_seconds

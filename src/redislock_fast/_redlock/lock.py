@@ -29,17 +29,18 @@ from redis.exceptions import (
 from redislock_fast._lease.breaker import guarded
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.long_waits import tell_if_long
-from redislock_fast._lease.majority_lease import MajorityLease
 from redislock_fast._lease.metrics import report, report_call, waiting_of
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.telling import end_telling
 from redislock_fast._procedures.lease import LeaseHolder
-from redislock_fast._procedures.redlock_renewal import RedlockLease, reason_of_round
-from redislock_fast._procedures.redlock_settings import RedlockSettings
 from redislock_fast._procedures.settings import UNLOCKED, would_wait_for_itself
-from redislock_fast._procedures.steps import Ask, Sleep, Steps
-from redislock_fast._protocol.majority import (
+from redislock_fast._procedures.steps import Sleep, Steps
+from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
+from redislock_fast._redlock.lease import MajorityLease, new_standing_of, standing_of
+from redislock_fast._redlock.quorum import asking
+from redislock_fast._redlock.renewal import RedlockLease, reason_of_round
+from redislock_fast._redlock.rounds import (
     AcquireRound,
     MajorityRound,
     ReacquireRound,
@@ -48,7 +49,7 @@ from redislock_fast._protocol.majority import (
     TakenRound,
     valid_s,
 )
-from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
+from redislock_fast._redlock.settings import RedlockSettings
 from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.redis_py import own_copy, redis_error
 from redislock_fast._util.times import Limit, added_ms, blocks, clock, drift_s, poll_seconds, wait_seconds
@@ -76,7 +77,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         By server: True for agreed, False for refused, None for no reply or an error. Votes that come after the outcome
         was certain are added.
         """
-        round_ = self._held().round
+        round_ = standing_of(self._held()).round
         return (None,) * len(self._servers) if round_ is None else tuple(round_.votes)
 
     @property
@@ -103,17 +104,20 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         lease = self._lease_of(owner)
         if lease is not None:
             return -math.inf if lease.loss is not None else lease.deadline
-        return -math.inf if owner.quorum is None else owner.quorum.valid_until
+        majority = standing_of(owner).majority
+        return -math.inf if majority is None else majority.valid_until
 
     def _is_released(self, owner: Owner) -> bool:
         """Whether a release was called and has failed, but may have been executed."""
-        return owner.quorum is not None and owner.quorum.releasing is not None
+        majority = standing_of(owner).majority
+        return majority is not None and majority.releasing is not None
 
     def _lease(self, owner: Owner, verb: str) -> MajorityLease:
         self._refuse_in_callback(verb, owner)
-        if owner.quorum is None:
+        majority = standing_of(owner).majority
+        if majority is None:
             raise self._unlocked(f"Cannot {verb} an unlocked lock")
-        return owner.quorum
+        return majority
 
     def _forget(self, owner: Owner, token: bytes) -> None:
         """Note that the lock is not held under this token any more."""
@@ -124,7 +128,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             lease.end_count()
             owner.lease = None
         if owner.token == token:  # where the owner is shared, another caller may have acquired meanwhile
-            owner.token = owner.quorum = None
+            owner.token = new_standing_of(owner).majority = None
 
     # ---- acquire ----
 
@@ -155,7 +159,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             )
         if majority is None:
             return False
-        owner.quorum = majority
+        new_standing_of(owner).majority = majority
         owner.hold(majority.token)
         return True
 
@@ -204,9 +208,9 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         with contextlib.ExitStack() as waits:
             while True:
                 token = new_token()[len(MARKER) :]
-                owner.round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
+                new_standing_of(owner).round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
                 attempts[:] = [attempt]
-                yield Ask(attempt)
+                yield asking(self._quorum, attempt)
                 if not attempt.given_up:
                     return MajorityLease(attempt)
                 attempts.clear()  # it was cleaned up
@@ -273,7 +277,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
     def _releasing(self, owner: Owner) -> Steps:
         """Release the lock at all servers, as `release` does."""
         self._refuse_in_callback("release", owner)
-        majority = owner.quorum
+        majority = standing_of(owner).majority
         if majority is None:
             raise self._unlocked(UNLOCKED)
         lease = self._lease_of(owner)
@@ -287,9 +291,9 @@ class RedlockBase(RedlockSettings, LeaseHolder):
                 raise self._lost_error("release", lease)
             if lease.expires_at is not None:
                 majority.times = (majority.valid_until, min(majority.ends_at, lease.expires_at))
-        owner.round = round_ = self._release_round(majority)
+        new_standing_of(owner).round = round_ = self._release_round(majority)
         try:
-            yield Ask(round_)
+            yield asking(self._quorum, round_)
         except asyncio.CancelledError:  # the caller has left the release, which goes on
             owner.left = majority.token
             if lease is not None:
@@ -335,7 +339,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             yield from self._prolonging_on_options(owner, lease, majority, verb, ttl_ms)
         elif not (yield from self._setting_lease(owner, majority, ttl_ms)):
             self._forget(owner, majority.token)
-            yield Ask(self._release_round(majority))
+            yield asking(self._quorum, self._release_round(majority))
             raise self._not_owned(verb)
 
     def _prolonging_on_options(
@@ -367,10 +371,11 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         Where a majority agrees after the end of the lease, the lock was lost.
         """
         limit_s = max(min(self._limit_s, valid_s(ttl_ms)), 0.0)
-        owner.round = round_ = ReacquireRound(self._keys, majority.token, ttl_ms, limit_s, list(majority.refusals))
+        round_ = ReacquireRound(self._keys, majority.token, ttl_ms, limit_s, list(majority.refusals))
+        new_standing_of(owner).round = round_
         if clock() < majority.valid_until:
             before = majority.shorten(ttl_ms)
-            yield Ask(round_)
+            yield asking(self._quorum, round_)
             if round_.agreed and clock() < majority.valid_until:
                 majority.renew(round_, before)
                 return True
@@ -382,8 +387,8 @@ class RedlockBase(RedlockSettings, LeaseHolder):
 
     def _reading(self, owner: Owner, token: bytes) -> Steps:
         """Returns whether a majority has the key with this token, or with any value for an empty token."""
-        owner.round = round_ = ReadRound(self._keys, token, self._limit_s)
-        yield Ask(round_)
+        new_standing_of(owner).round = round_ = ReadRound(self._keys, token, self._limit_s)
+        yield asking(self._quorum, round_)
         if not round_.decided:
             raise self._error_of(round_)
         return round_.agreed
@@ -421,7 +426,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             return LossReason.EXPIRED
         round_ = TakenRound(self._keys, lease.token, self._limit_s)
         with contextlib.suppress(Exception):  # then the reason is not known
-            yield Ask(round_)
+            yield asking(self._quorum, round_)
         return reason_of_round(round_)
 
 

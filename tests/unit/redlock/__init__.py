@@ -1,0 +1,1 @@
+"""Majority rounds and leases of Redlocks, and how fast servers answer."""
