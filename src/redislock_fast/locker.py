@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import LockError, RedisError
 
-from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
-from redislock_fast._procedures.batch import (
+from redislock_fast._batch import (
     BatchBase,
     BatchLease,
     BatchWatch,
+    LockerBase,
     Name,
     Plan,
     acquiring,
     batch_options,
 )
-from redislock_fast._procedures.settings import LockerBase
+from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.renewer import renewer_of
 from redislock_fast._transport.threads.server import ThreadServerTransport

@@ -9,17 +9,17 @@ __all__ = ["FAULTS"]
 FAULTS = (
     Fault(
         "batch that fails leaves the keys that it has got",
-        "_protocol/pipeline.py",
+        "_batch/pipeline.py",
         "if (failed if ours else self.unsettled)",
         "if self.unsettled and not ours",
-        "tests/unit/protocol/test_pipeline.py::test_acquire_takes_what_is_free",
+        "tests/unit/batch/test_pipeline.py::test_acquire_takes_what_is_free",
     ),
     Fault(
         "batch leaves the keys of an attempt of unknown outcome",
-        "_protocol/pipeline.py",
+        "_batch/pipeline.py",
         "if (failed if ours else self.unsettled)",
         "if failed and ours",
-        "tests/unit/protocol/test_pipeline.py::test_acquire_whose_replies_were_lost_finds_its_own_token",
+        "tests/unit/batch/test_pipeline.py::test_acquire_whose_replies_were_lost_finds_its_own_token",
     ),
     Fault(
         "lost request of a batch counts as never sent",
@@ -30,7 +30,7 @@ FAULTS = (
             "            self._machine(index).note_unanswered(sent)\n"
         ),
         "        self.unsettled = self.unsettled or sent\n",
-        "tests/unit/protocol/test_pipeline.py::test_acquire_whose_replies_were_lost_finds_its_own_token",
+        "tests/unit/protocol/test_pipeline.py::test_release_that_finds_nothing_after_a_loss_was_executed_if_it_had_left",
     ),
     Fault(
         "error of one lock hides the verdicts of the others",
@@ -41,7 +41,7 @@ FAULTS = (
     ),
     Fault(
         "two batches wait for the same locks in other orders",
-        "_procedures/batch/acquisition.py",
+        "_batch/acquisition.py",
         "sorted(range(len(keys)), key=keys.__getitem__)",
         "list(range(len(keys)))",
         (
@@ -51,7 +51,7 @@ FAULTS = (
     ),
     Fault(
         "locks of a round that fails are not known to the cleanup",
-        "_procedures/batch/acquisition.py",
+        "_batch/acquisition.py",
         (
             "            self._lease.groups += groups  "
             "# before the servers are asked, so that every error cleans them up\n"
@@ -76,35 +76,35 @@ FAULTS = (
     ),
     Fault(
         "all_or_nothing keeps some locks when its time is up",
-        "_procedures/batch/acquisition.py",
+        "_batch/acquisition.py",
         "                    yield from self._give_back(set(order))\n                    return missed\n",
         "                    return missed\n",
         "tests/integration/batch/test_all_or_nothing.py::test_one_that_is_missed_undoes_the_rest[threads-valkey]",
     ),
     Fault(
         "released batch is renewed",
-        "_procedures/batch/held.py",
+        "_batch/held.py",
         "                watch.end(groups)\n",
         "                pass\n",
         "tests/integration/batch/test_watching.py::test_a_released_batch_is_renewed_no_more[threads-valkey]",
     ),
     Fault(
         "loss that a batch finds out by itself is not reported",
-        "_procedures/batch/watching.py",
+        "_batch/watching.py",
         "            self._tell(*loss)\n",
         "            pass\n",
         "tests/integration/batch/test_watching.py::test_a_call_that_finds_a_loss_reports_it[threads-valkey-extend]",
     ),
     Fault(
         "lost lock of a batch counts as released",
-        "_procedures/batch/watching.py",
+        "_batch/watching.py",
         "return result and self._locks[index].lease.loss is None",
         "return result",
         "tests/integration/batch/test_watching.py::test_a_lost_lock_stays_lost_though_its_key_has_the_token_again[threads-valkey]",
     ),
     Fault(
         "place in the queue is lost while a batch extends its leases",
-        "_procedures/batch/acquisition.py",
+        "_batch/acquisition.py",
         "limit, lease.token, refresh=refresh)",
         "Limit(0.1), lease.token, refresh=refresh)",
         (
@@ -114,7 +114,7 @@ FAULTS = (
     ),
     Fault(
         "all_or_nothing holds locks behind the one that it waits for",
-        "_procedures/batch/acquisition.py",
+        "_batch/acquisition.py",
         "                yield from self._give_back(set(order[held + 1 :]))\n",
         "",
         (
@@ -124,7 +124,7 @@ FAULTS = (
     ),
     Fault(
         "leases end while a batch waits",
-        "_procedures/batch/acquisition.py",
+        "_batch/acquisition.py",
         "return [group for group in groups if group.expires_at is None or group.expires_at <= least]",
         "return []",
         (
@@ -134,21 +134,21 @@ FAULTS = (
     ),
     Fault(
         "deadline of a batch is ignored",
-        "_procedures/batch/acquisition.py",
+        "_batch/acquisition.py",
         "return self._left_s() == 0.0",
         "return False",
         "tests/integration/batch/test_all_or_nothing.py::test_one_that_is_missed_undoes_the_rest[threads-valkey]",
     ),
     Fault(
         "forked child releases the batch of its parent",
-        "_procedures/batch/plan.py",
+        "_batch/plan.py",
         "if self._generation != fork.generation():",
         "if False:",
         "tests/integration/batch/test_batch.py::test_a_forked_child_holds_nothing[announced-threads]",
     ),
     Fault(
         "name that comes twice is not refused",
-        "_procedures/batch/plan.py",
+        "_batch/plan.py",
         "if len(self.all_held if injective else set(self.keys)) != len(self.keys):",
         "if False:",
         "tests/integration/batch/test_batch.py::test_what_can_be_no_batch_is_refused_before_anything_is_sent",

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from redislock_fast._batch.pipeline import AcquirePipeline
 from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._pipe import impl, threads_py
 from redislock_fast._procedures.steps import Sleep
@@ -19,7 +20,6 @@ from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced, Fence
-from redislock_fast._protocol.pipeline import AcquirePipeline
 from redislock_fast._protocol.queue import JoinQueue
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED, PASS_ON, WAIT
 from redislock_fast._transport.base import ServerTransport

@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter
 from sys import modules
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from redis.backoff import AbstractBackoff
 from redis.exceptions import LockError
@@ -47,7 +47,6 @@ __all__ = [
     "Backoff",
     "Hooks",
     "LockSettings",
-    "LockerBase",
     "WaitBy",
     "hooks_of",
     "not_entered",
@@ -455,50 +454,4 @@ class LockSettings:
         """
         raise TypeError(
             f"the lock {shown(self._name)} cannot be pickled: pass it to another process by detach() and attach()"
-        )
-
-
-_AnyLock = TypeVar("_AnyLock", bound=LockSettings)
-
-
-class LockerBase(Generic[_AnyLock]):
-    """The base of both `Locker` classes, which describe its parameters."""
-
-    _lock_class: type[_AnyLock]
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._lock_class._transport_of(client)  # noqa: SLF001  # of a class of ours; refuses what is no client
-
-    @property
-    def _transport(self) -> Any:
-        """The transport of the client, whose pool may be replaced."""
-        return self._lock_class._transport_of(self._client)  # noqa: SLF001  # of a class of ours
-
-    @spelled_out("Locker")
-    def lock(
-        self,
-        name: str | bytes,
-        timeout: float | AdaptiveTTL | None = None,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: float | None = None,
-        thread_local: bool = True,
-        raise_on_release_error: bool = True,
-        *,
-        wait: WaitBy = "push",
-        **options: Unpack[OptionSettings[_AnyLock]],
-    ) -> _AnyLock:
-        """Make a lock with this client. Takes and raises what `Lock` does."""
-        return self._lock_class(
-            self._client,
-            name,
-            timeout=timeout,
-            sleep=sleep,
-            blocking=blocking,
-            blocking_timeout=blocking_timeout,
-            thread_local=thread_local,
-            raise_on_release_error=raise_on_release_error,
-            wait=wait,
-            **options,
         )

@@ -1,7 +1,7 @@
 """Operations on many locks of one server, in one round trip after another until each has a verdict.
 
-Each lock has a machine of `commands.py`. The plain reply to the first request settles nearly every lock of a batch, so
-`AcquirePipeline` and `ReleasePipeline` write and read these in bulk, and make a machine only for the other locks.
+Each lock has a machine of `commands.py`. Of many locks under one token, the plain reply to the first request settles
+nearly all, so `InBulk` writes and reads these in bulk, and makes a machine only for the other locks.
 
 An error for one lock is raised once all the others have their verdicts.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
     from redislock_fast._protocol.operation import Begun
 
-__all__ = ["AcquirePipeline", "Pipeline", "ReleasePipeline"]
+__all__ = ["InBulk", "Pipeline", "ReleasePipeline"]
 
 _ANY_KEY = b""
 
@@ -112,7 +112,7 @@ class Pipeline:
         return [entry for operation in self._operations for entry in operation.to_clean_up(failed)]
 
 
-class _InBulk(Pipeline):
+class InBulk(Pipeline):
     """Many locks under one token, most of which are settled by the plain reply to their first request."""
 
     def __init__(self, keys: list[bytes], token: bytes) -> None:
@@ -188,38 +188,7 @@ class _InBulk(Pipeline):
         machine.key = self._keys[index]
 
 
-class AcquirePipeline(_InBulk):
-    """Take the locks that are free, all under one token.
-
-    `results` says which are ours. `sent_at` is the time of the first request: all leases count from there.
-    """
-
-    def __init__(self, keys: list[bytes], token: bytes, ttl_ms: int | None) -> None:
-        super().__init__(keys, token)
-        self._ttl_ms = ttl_ms
-
-    @property
-    def sent_at(self) -> float:
-        """The time of the first request."""
-        return self._template.sent_at if isinstance(self._template, Acquire) else 0.0
-
-    def _new_machine(self, key: bytes) -> Acquire:
-        return Acquire(key, self._token, self._ttl_ms)
-
-    def takes(self) -> list[tuple[bytes, bytes]]:
-        return [(key, self._token) for key in self._keys]
-
-    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:
-        # The locks that are ours, if the caller gets an error, and those that an attempt of unknown outcome may make
-        # ours.
-        return [
-            (key, self._token)
-            for key, ours in zip(self._keys, self.results, strict=True)
-            if (failed if ours else self.unsettled)
-        ]
-
-
-class ReleasePipeline(_InBulk):
+class ReleasePipeline(InBulk):
     """Delete the locks that hold this token. `results` says which did.
 
     Args:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from redislock_fast._protocol.commands import Release
+from redislock_fast._protocol.commands import Acquire, Release
 from redislock_fast._protocol.operation import Exchange
 from redislock_fast._protocol.own_token import AcquireOwn
-from redislock_fast._protocol.pipeline import AcquirePipeline
+from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._transport.cleanup import Cleanup
 
 KEYS = [b"name", b"other"]
@@ -33,7 +33,7 @@ class Waiting(Cleanup):
         (AcquireOwn(b"name", TOKEN, 1000), [b"name"]),
         (AcquireOwn(b"name", b"another token", 1000), []),
         (AcquireOwn(b"third", TOKEN, 1000), []),
-        (AcquirePipeline([b"third", *KEYS], TOKEN, 1000), KEYS),
+        (Pipeline([Acquire(key, TOKEN, 1000) for key in [b"third", *KEYS]]), KEYS),
         (Release(b"name", TOKEN, None), []),
     ],
     ids=["acquire", "with another token", "of another lock", "batch", "release"],

@@ -18,7 +18,7 @@ from redislock_fast._pipe.base import Bulk
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.operation import NotExecuted, Redirected
-from redislock_fast._protocol.pipeline import AcquirePipeline, Pipeline
+from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue
 from redislock_fast._transport.routing import ASKING, Route, next_node
 from redislock_fast._util.redis_py import RetryPolicy
@@ -52,15 +52,15 @@ def test_one_request_follows_asking() -> None:
 
 def test_each_of_many_requests_follows_asking() -> None:
     keys = [b"a", b"b"]
-    plain, acquire = AcquirePipeline(keys, TOKEN, 1000), AcquirePipeline(keys, TOKEN, 1000)
-    asking = route(acquire)
+    plain, release = ReleasePipeline(keys, TOKEN, None), ReleasePipeline(keys, TOKEN, None)
+    asking = route(release)
     asking.pause_s(ASK)
     bulk = plain.request(DIALECT, 1.0)
     assert isinstance(bulk, Bulk)
     first, second = bulk.requests()
     assert asking.exchange.request(DIALECT, 1.0) == [ASKING, first, ASKING, second]
-    assert asking.exchange.feed([b"OK"] * 4, DIALECT)
-    assert acquire.results == [True, True]
+    assert asking.exchange.feed([b"OK", 1] * 2, DIALECT)
+    assert release.results == [True, True]
 
 
 def test_asking_is_for_one_attempt() -> None:
@@ -98,16 +98,16 @@ def test_request_that_is_redirected_without_end_pauses_and_gives_up() -> None:
 
 
 def test_many_are_sent_about_for_as_long_as_each_node_settles_some() -> None:
-    many = AcquirePipeline([b"%d" % number for number in range(10)], TOKEN, 1000)
+    many = ReleasePipeline([b"%d" % number for number in range(10)], TOKEN, None)
     through = route(many)
     for left in range(10, 0, -1):
         many.request(DIALECT, 1.0)
         moved = hiredis.ReplyError("MOVED 5798 127.0.0.1:7001")
         if left == 1:
-            assert many.feed([b"OK"], DIALECT)
+            assert many.feed([1], DIALECT)
             break
         with pytest.raises(Redirected):
-            many.feed([b"OK", *[moved] * (left - 1)], DIALECT)
+            many.feed([1, *[moved] * (left - 1)], DIALECT)
         assert through.pause_s(MOVED) == 0
     assert all(many.results)
 

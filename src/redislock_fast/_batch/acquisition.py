@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from redislock_fast._batch.pipeline import AcquirePipeline
+from redislock_fast._batch.plan import BatchLease, Group, Indexes
 from redislock_fast._lease.metrics import waiting_of
-from redislock_fast._procedures.batch.plan import BatchLease, Group, Indexes
 from redislock_fast._procedures.steps import Sleep, Split, Steps, all_of
 from redislock_fast._procedures.waiters import Grant
 from redislock_fast._procedures.waiting import POLL, Waiting, telling_if_long
 from redislock_fast._protocol.commands import Reacquire
-from redislock_fast._protocol.pipeline import AcquirePipeline, Pipeline, ReleasePipeline
+from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
 from redislock_fast._util.times import Limit, clock
 
 __all__ = ["acquiring"]

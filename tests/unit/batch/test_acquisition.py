@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._procedures import batch
-from redislock_fast._procedures.batch import acquisition
+from redislock_fast._batch import BatchLease, Plan, acquiring, acquisition
 from redislock_fast._procedures.steps import Execute, Sleep, Split
 from redislock_fast._util.tokens import new_token
 
@@ -15,10 +14,8 @@ from redislock_fast._util.tokens import new_token
 def test_last_round_is_begun_early_enough_to_end_by_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, round_s = 0.0, 0.25
     monkeypatch.setattr(acquisition, "clock", lambda: now_s)
-    plan = batch.Plan(
-        ["a"], lambda _: ([b"a"], True), timeout=None, blocking_timeout=1.375, sleep=0.5, all_or_nothing=False
-    )
-    steps = batch.acquiring(batch.BatchLease(plan, new_token))
+    plan = Plan(["a"], lambda _: ([b"a"], True), timeout=None, blocking_timeout=1.375, sleep=0.5, all_or_nothing=False)
+    steps = acquiring(BatchLease(plan, new_token))
     pauses_s: list[float] = []
     step = next(steps)
     missed: Any = None
