@@ -22,13 +22,13 @@ from redislock_fast._lease import owner as owners
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import ThreadOwner
-from redislock_fast._procedures.renewal import LeaseLoss
+from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._procedures.settings import Hooks, not_entered
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._protocol.commands import Release
+from redislock_fast._renewal.threads import Renewer, renewer_of, tell, tell_in_background, tell_wanted
 from redislock_fast._transport.threads.cached import CachedBase
 from redislock_fast._transport.threads.driver import drive, transport_of
-from redislock_fast._transport.threads.renewer import Renewer, renewer_of, tell, tell_in_background, tell_wanted
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason, shown

@@ -28,8 +28,8 @@ from redislock_fast._batch import (
     batch_options,
 )
 from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
+from redislock_fast._renewal.threads import renewer_of
 from redislock_fast._transport.threads.driver import drive
-from redislock_fast._transport.threads.renewer import renewer_of
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.errors import LossReason
 from redislock_fast.lock import Lock

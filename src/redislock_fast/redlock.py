@@ -25,8 +25,8 @@ from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.renewal import renew
 from redislock_fast._redlock.rounds import AcquireRound
 from redislock_fast._redlock.threads import ThreadQuorum
+from redislock_fast._renewal.threads import Renewer, renewer_of
 from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.renewer import Renewer, renewer_of
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.errors import LossReason, shown
 

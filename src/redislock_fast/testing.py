@@ -16,11 +16,11 @@ from redis.exceptions import LockError
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.renewal import LeaseLoss
-from redislock_fast._procedures.renewal import lose as note_loss
+from redislock_fast._procedures.loss import LeaseLoss
+from redislock_fast._procedures.loss import lose as note_loss
 from redislock_fast._protocol.keys import lock_of_queue
+from redislock_fast._renewal.threads import tell
 from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.renewer import tell
 from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import is_ours, without_flag

@@ -9,17 +9,17 @@ __all__ = ["FAULTS"]
 FAULTS = (
     Fault(
         "renewer that could start no thread never tries again",
-        "_transport/threads/renewer.py",
+        "_renewal/threads.py",
         "            self._may_start[:] = [None]\n            raise\n",
         "            raise\n",
         "tests/integration/holding/test_holding.py::test_thread_that_cannot_be_started_fails_one_acquire_only",
     ),
     Fault(
         "renewer that ends forgets what was changed meanwhile",
-        "_transport/threads/renewer.py",
+        "_renewal/threads.py",
         "is_left = (len(self._changed) > 0 or self._schedule.has_listed) and self._takes_start()",
         "is_left = False",
-        "tests/unit/transport/test_renewer.py::test_lease_that_comes_as_the_thread_ends_is_renewed",
+        "tests/unit/renewal/test_threads.py::test_lease_that_comes_as_the_thread_ends_is_renewed",
     ),
     Fault(
         "allowance for clock drift is left out",
@@ -75,21 +75,21 @@ FAULTS = (
     ),
     Fault(
         "renewal that comes too late revives the lease",
-        "_procedures/renewal.py",
+        "_procedures/loss.py",
         "if now >= lease.deadline:  # a renewal that came too late does not recreate it",
         "if False:",
-        "tests/unit/procedures/test_renewal.py::test_renewal_that_succeeds_after_the_lease_does_not_revive_it",
+        "tests/unit/renewal/test_schedule.py::test_renewal_that_succeeds_after_the_lease_does_not_revive_it",
     ),
     Fault(
         "lost lease is not cleaned up",
-        "_procedures/renewal.py",
+        "_renewal/schedule.py",
         "return [lease.record.entry for lease, reason in losses if lease.may_be_left(reason)]",
         "return []",
-        "tests/unit/procedures/test_renewal.py::test_lost_lease_is_cleaned_up_where_a_renewal_may_yet_be_executed",
+        "tests/unit/renewal/test_schedule.py::test_lost_lease_is_cleaned_up_where_a_renewal_may_yet_be_executed",
     ),
     Fault(
         "renewal without a reply is taken for a success",
-        "_procedures/renewal.py",
+        "_procedures/loss.py",
         "lease.troubled = verdict.held is None",
         "lease.troubled = False",
         "tests/simulation/test_holding.py::test_no_story_breaks_an_invariant[some]",
@@ -131,7 +131,7 @@ FAULTS = (
     ),
     Fault(
         "dropped lock is not released",
-        "_transport/threads/renewer.py",
+        "_renewal/threads.py",
         "        self._clean_up([entry])\n",
         "",
         "tests/integration/holding/test_holding.py::test_dropped_lock_is_released_with_a_warning[valkey-threads]",

@@ -48,7 +48,7 @@ FAULTS = (
     ),
     Fault(
         "lock that is held across a patch is renewed no more",
-        "_transport/threads/renewer.py",
+        "_renewal/threads.py",
         "next_at() is not None:\n            self._look_by(0.0)\n",
         "next_at() is not None:\n            pass\n",
         f"{_TESTS}lock_that_is_held_across_the_patch_is_renewed",

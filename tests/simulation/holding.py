@@ -20,14 +20,15 @@ from typing import Any
 from redislock_fast._lease import lease as lease_module
 from redislock_fast._lease import owner
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._procedures import key_queue, lock, renewal, waiters, waiting
+from redislock_fast._procedures import key_queue, lock, loss, waiters, waiting
 from redislock_fast._procedures import lease as lease_procedure
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.keys import fence_key
 from redislock_fast._protocol.operation import Operation
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._transport.loop import renewer as loop_renewer
-from redislock_fast._transport.loop.renewer import renewer_of
+from redislock_fast._renewal import loop as loop_renewer
+from redislock_fast._renewal import schedule
+from redislock_fast._renewal.loop import renewer_of
 from redislock_fast._util import times
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.tokens import CONTENDED_FLAG
@@ -407,10 +408,10 @@ class Simulation:
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock and chance in place of the real ones."""
-        procedures = (lock, lease_procedure, renewal, key_queue, waiters, waiting)
-        timed = (*procedures, lease_module, owner, times, loop_renewer)
+        procedures = (lock, lease_procedure, loss, key_queue, waiters, waiting)
+        timed = (*procedures, lease_module, owner, times, schedule, loop_renewer)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
-        places.append((renewal, "_dice", self.dice))
+        places.append((schedule, "_dice", self.dice))
         real = [getattr(module, name) for module, name, _ in places]
         for module, name, simulated in places:
             setattr(module, name, simulated)

@@ -12,10 +12,11 @@ import pytest
 from redislock_fast import asyncio
 from redislock_fast._lease.lease import Lease
 from redislock_fast._pipe.base import Reply
-from redislock_fast._procedures import renewal
-from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule
+from redislock_fast._procedures import loss
+from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._protocol.commands import Acquire, Reacquire, ReadHolder
-from redislock_fast._transport.loop.renewer import LoopRenewer
+from redislock_fast._renewal.loop import LoopRenewer
+from redislock_fast._renewal.schedule import Record, Schedule
 from redislock_fast._util.errors import LossReason
 from tests.simulation.holding import Simulation
 from tests.simulation.model import Model
@@ -95,12 +96,12 @@ def _believe_the_holder(self: Lease, local: Any, new_ttl_ms: int | None) -> Iter
 
 def _count_from_the_reply(self: asyncio.Lock, attempt: Acquire, local: Any) -> None:
     """The lease counts from the moment at which the reply is read."""
-    local.expiry = (attempt.token, vars(renewal)["clock"]() + (attempt.ttl_ms or 0) / 1000)
+    local.expiry = (attempt.token, vars(loss)["clock"]() + (attempt.ttl_ms or 0) / 1000)
 
 
 def _add_before_its_time(self: Schedule, record: Record, due_at: float, interval_s: float) -> bool:
     """A lease that is due is renewed too soon, again and again."""
-    return _real_add(self, record, min(due_at, vars(renewal)["clock"]()), interval_s)
+    return _real_add(self, record, min(due_at, vars(loss)["clock"]()), interval_s)
 
 
 def _never_undo(self: LoopRenewer, entries: Any) -> None:
@@ -144,9 +145,9 @@ def _renew_for_ever(self: Lease, now: float) -> int | None:
         (asyncio.Lock, "_note", _count_from_the_reply, "rough", "left, and it ends"),
         (Schedule, "add", _add_before_its_time, "calm", "for ever"),
         (LoopRenewer, "_clean_up", _never_undo, "calm", "has done with it"),
-        (renewal, "lose", _lose_in_silence, "faults", "is not told|for ever"),
-        (renewal, "lose", _lose_again, "faults", "reported twice"),
-        (renewal, "reason_of", _guess, "faults", "is told that it was lost"),
+        (loss, "lose", _lose_in_silence, "faults", "is not told|for ever"),
+        (loss, "lose", _lose_again, "faults", "reported twice"),
+        (loss, "reason_of", _guess, "faults", "is told that it was lost"),
     ],
 )
 def test_the_simulation_finds_a_planted_fault_of_the_machines(

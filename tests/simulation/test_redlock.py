@@ -25,8 +25,8 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._pipe.base import Args
 from redislock_fast._procedures import lease as lease_procedure
-from redislock_fast._procedures import renewal
-from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, due_at, late_entries
+from redislock_fast._procedures import loss as loss_procedure
+from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._procedures.steps import CallHook, Sleep, Steps
 from redislock_fast._protocol.capabilities import HELLO, PROBE, Capabilities
 from redislock_fast._protocol.queue import cleanup_requests
@@ -36,6 +36,8 @@ from redislock_fast._redlock import renewal as redlock_renewal
 from redislock_fast._redlock.lease import MajorityEntry
 from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.rounds import AcquireRound, MajorityRound, ReacquireRound
+from redislock_fast._renewal import schedule as schedule_module
+from redislock_fast._renewal.schedule import Record, Schedule, due_at, late_entries
 from redislock_fast._util import times
 from redislock_fast._util.errors import LossReason
 from tests.simulation.model import SERVERS, Model
@@ -290,9 +292,18 @@ class _World:
 
 def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
     world = _World(seed)
-    for module in (times, lease_procedure, redlock_procedure, redlock_renewal, renewal, redlock_lease, lease_module):
+    for module in (
+        times,
+        lease_procedure,
+        loss_procedure,
+        redlock_procedure,
+        redlock_renewal,
+        schedule_module,
+        redlock_lease,
+        lease_module,
+    ):
         monkeypatch.setattr(module, "clock", world.clock)
-    for module in (redlock_procedure, renewal):
+    for module in (redlock_procedure, schedule_module):
         monkeypatch.setattr(module, "_dice", world.dice)
     world.run(20)
     return world

@@ -22,6 +22,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced, Fence
 from redislock_fast._protocol.queue import JoinQueue
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED, PASS_ON, WAIT
+from redislock_fast._renewal import threads as thread_renewer
 from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.loop import driver as loop_driver
 from redislock_fast._transport.loop.server import LoopServerTransport, Mailbox
@@ -29,7 +30,6 @@ from redislock_fast._transport.threads import cleanup as thread_cleanup
 from redislock_fast._transport.threads import cluster as thread_cluster
 from redislock_fast._transport.threads import connect as thread_connect
 from redislock_fast._transport.threads import driver as thread_driver
-from redislock_fast._transport.threads import renewer as thread_renewer
 from redislock_fast._transport.threads.server import ThreadServerTransport
 
 CleanupEntries = list[tuple[bytes, bytes]]

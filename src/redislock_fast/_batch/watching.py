@@ -15,7 +15,7 @@ from typing import Any
 from redislock_fast._batch.plan import BatchLease, Group, Name
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options, check_on_lost
-from redislock_fast._procedures.renewal import LeaseLoss, asking_why, lose
+from redislock_fast._procedures.loss import LeaseLoss, asking_why, lose
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock

@@ -24,7 +24,7 @@ from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner, ThreadOwner
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._lease.telling import end_telling, told_of
-from redislock_fast._procedures.renewal import reason_of
+from redislock_fast._procedures.loss import reason_of
 from redislock_fast._procedures.settings import LockSettings
 from redislock_fast._procedures.steps import Execute, Steps
 from redislock_fast._protocol.commands import ReadHolder

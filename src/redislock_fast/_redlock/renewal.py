@@ -1,4 +1,4 @@
-"""Renewal of Redlocks by majority rounds; `_procedures/renewal.py` renews locks on one server.
+"""Renewal of Redlocks by majority rounds; `_renewal/schedule.py` renews locks on one server.
 
 Rules: those of that file. Where a majority agrees, the lease is renewed. Where a majority refuses, the lock is lost.
 Where too few servers vote, the renewal is retried until the lease ends. All leases that are due are renewed at once.
@@ -11,7 +11,7 @@ from typing import Any
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
-from redislock_fast._procedures.renewal import LeaseLoss, Verdict, attempting, limit_s, lose, renewable, unheeded
+from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempting, limit_s, lose, renewable, unheeded
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._redlock.lease import MajorityEntry, MajorityLease
 from redislock_fast._redlock.quorum import asking
@@ -69,7 +69,7 @@ def renew(quorum: Any, due: list[Any], losses: list[LeaseLoss]) -> Any:
 
 
 def renewing(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
-    """Renew the leases that can be renewed; see `renewal.renewing`. Sends what `Redlock.extend` sends."""
+    """Renew the leases that can be renewed; as that file does. Sends what `Redlock.extend` sends."""
     open_ones: list[Any] = renewable(list(leases), losses)
     for at in range(0, len(open_ones), _MOST_AT_ONCE):
         yield from _renewing_batch(quorum, open_ones[at : at + _MOST_AT_ONCE], losses)

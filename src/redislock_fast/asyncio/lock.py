@@ -29,9 +29,9 @@ from redislock_fast._pipe.base import Reply
 from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.settings import Hooks, not_entered
 from redislock_fast._procedures.steps import Steps
+from redislock_fast._renewal.loop import LoopRenewer, renewer_of
 from redislock_fast._transport.loop.cached import CachedBase
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
-from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
 from redislock_fast._util.coroutines import coroutine_method, named, runs
 from redislock_fast._util.errors import LossReason, shown
 

@@ -28,8 +28,8 @@ from redislock_fast._batch import (
     batch_options,
 )
 from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
+from redislock_fast._renewal.loop import renewer_of
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
-from redislock_fast._transport.loop.renewer import renewer_of
 from redislock_fast._util.coroutines import Acquiring, runs
 from redislock_fast._util.errors import LossReason
 from redislock_fast.asyncio.lock import Lock

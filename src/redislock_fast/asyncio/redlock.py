@@ -26,8 +26,8 @@ from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.loop import LoopQuorum
 from redislock_fast._redlock.renewal import renew
 from redislock_fast._redlock.rounds import AcquireRound
+from redislock_fast._renewal.loop import LoopRenewer, renewer_of
 from redislock_fast._transport.loop.driver import AsyncTransport, transport_of
-from redislock_fast._transport.loop.renewer import LoopRenewer, renewer_of
 from redislock_fast._util.coroutines import coroutine_method, named, runs
 from redislock_fast._util.errors import LossReason, shown
 

@@ -23,7 +23,7 @@ from tests.support.transports import end_idle_renewers
 from tests.support.waiting import FAR_S
 
 _THREADING: str = threading.__file__
-_RENEWER = ("_transport/threads/renewer.py", "_procedures/renewal.py", "_transport/threads/starting.py", _THREADING)
+_RENEWER = ("_renewal/threads.py", "_renewal/schedule.py", "_transport/threads/starting.py", _THREADING)
 _CLEANUP = (
     "_transport/cleanup.py",
     "_transport/threads/cleanup.py",

@@ -55,9 +55,9 @@ CHANNELS = (
     "_transport/threads/driver.py",
     "_transport/threads/server.py",
     "_transport/loop/cleanup.py",
-    "_transport/threads/renewer.py",
+    "_renewal/threads.py",
     "_transport/loop/driver.py",
-    "_transport/loop/renewer.py",
+    "_renewal/loop.py",
     "_transport/loop/server.py",
     "_protocol/commands.py",
 )

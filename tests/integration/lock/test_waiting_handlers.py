@@ -28,12 +28,13 @@ _REGISTRIES = (
     "_transport/base.py",
 )
 _LEASES = (
-    "_procedures/renewal.py",
+    "_procedures/loss.py",
+    "_renewal/schedule.py",
     "_lease/lease.py",
     "_lease/note.py",
     "_lease/owner.py",
     "_lease/prolonging.py",
-    "_transport/threads/renewer.py",
+    "_renewal/threads.py",
     "_transport/threads/starting.py",
 )
 _PIPE = ("_pipe/threads_py.py", "_pipe/queues_py.py")

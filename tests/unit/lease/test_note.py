@@ -16,7 +16,7 @@ from redislock_fast._lease import note as note_module
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.note import Held, Note
 from redislock_fast._lease.options import Options
-from redislock_fast._procedures.renewal import Schedule
+from redislock_fast._renewal.schedule import Schedule
 from redislock_fast._util.times import clock
 
 TOKEN = b"token"

@@ -17,7 +17,7 @@ import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast import LossReason
 from redislock_fast._lease.options import Options
-from redislock_fast._procedures.renewal import LeaseLoss
+from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._procedures.steps import Step, Steps
 from redislock_fast._redlock.lease import MajorityLease, new_standing_of
 from redislock_fast._redlock.renewal import RedlockLease, renewing

@@ -13,10 +13,11 @@ import pytest
 from redislock_fast import LossReason
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
-from redislock_fast._procedures.renewal import LeaseLoss, Record, Schedule, Verdict, attempting, late_entries, renewing
+from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempting
 from redislock_fast._procedures.steps import Execute
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import ReadHolder
+from redislock_fast._renewal.schedule import Record, Schedule, late_entries, renewing
 from redislock_fast._util.times import clock
 
 INTERVAL_S = 10 / 3

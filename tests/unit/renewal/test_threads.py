@@ -13,9 +13,10 @@ import pytest
 from redislock_fast import LossReason
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
-from redislock_fast._procedures.renewal import LeaseLoss
-from redislock_fast._transport.threads import renewer, starting
-from redislock_fast._transport.threads.renewer import Renewer, tell_in_background
+from redislock_fast._procedures.loss import LeaseLoss
+from redislock_fast._renewal import threads as renewer
+from redislock_fast._renewal.threads import Renewer, tell_in_background
+from redislock_fast._transport.threads import starting
 from redislock_fast._util.times import clock
 from tests.support.helpers import PATIENCE_S
 

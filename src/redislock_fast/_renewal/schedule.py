@@ -7,60 +7,32 @@ server delays no renewal on another one.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
-import logging
 import math
-import operator
 import os
 import random
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.metrics import report_call
 from redislock_fast._lease.note import Note
 from redislock_fast._lease.prolonging import mutex
-from redislock_fast._procedures.steps import Execute, Split, Step, Steps
-from redislock_fast._protocol.commands import Reacquire, ReadHolder
+from redislock_fast._procedures.loss import LeaseLoss, Verdict, asking_why, attempting, limit_s, renewable, unheeded
+from redislock_fast._procedures.steps import Execute, Split, Steps
+from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._util.errors import LossReason, shown
+from redislock_fast._util.errors import shown
 from redislock_fast._util.times import clock
 
-__all__ = [
-    "LeaseLoss",
-    "Record",
-    "RenewalBatch",
-    "Schedule",
-    "Verdict",
-    "asking_why",
-    "attempting",
-    "due_at",
-    "late_entries",
-    "limit_s",
-    "lose",
-    "reason_of",
-    "record_of",
-    "renewable",
-    "renewing",
-    "unheeded",
-]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Record", "RenewalBatch", "Schedule", "due_at", "late_entries", "record_of", "renewing", "warn_of_drop"]
 
 _MOST_AT_ONCE = 1024
 """How many requests of a renewal batch are under way at once, as in a batch of locks."""
 
-_SHORTEST_LIMIT_S = 0.05
-_LONGEST_LIMIT_S = 1.0  # threads renew one batch after another: it must not delay the next, or the report of a loss
-_LIMIT = 1 / 3  # the part of the first lease's remaining time that one attempt may take
-
 _dice = random.SystemRandom()  # a user may have seeded the module's own, and forked processes have it alike
-
-_deadline_of = operator.attrgetter("deadline")
 
 _MOST_NOTED = 1024
 """After so many new notes, the renewer looks at them: they take memory, and most are over."""
@@ -69,27 +41,8 @@ _GRAIN = 1 / 8
 """Leases that are due within this part of an interval are renewed together."""
 
 
-class LeaseLoss(NamedTuple):
-    """A lease that was lost, and is to be reported."""
-
-    lease: Lease
-    reason: LossReason
-
-
 RenewalBatch: TypeAlias = "Callable[[Any, list[Lease], list[LeaseLoss]], Any]"
 """Renews the leases that are due on a transport, and adds losses to the list. For a loop, it returns a coroutine."""
-
-
-class Verdict(NamedTuple):
-    """The result of one renewal.
-
-    Attributes:
-        held: whether the lock is held; None where that is not known.
-        expires_at: until when its lease is valid by the renewal, in the clock's seconds; None: nothing was sent.
-    """
-
-    held: bool | None
-    expires_at: float | None
 
 
 class Record(weakref.ref[Lease]):
@@ -260,52 +213,6 @@ def renewing(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
             yield from _renewing_batch([open_ones[index] for index in part[at : at + _MOST_AT_ONCE]], losses)
 
 
-@contextlib.contextmanager
-def unheeded() -> Iterator[None]:
-    """Suppress any error: a renewal is retried until the lease ends, and its result may stay unknown.
-
-    The traceback is dropped, because it would keep the lease's frames alive, and a dropped lock would be renewed until
-    the next garbage collection.
-    """
-    try:
-        yield
-    except Exception as error:
-        error.__traceback__ = None
-
-
-def renewable(leases: list[Lease], losses: list[LeaseLoss]) -> list[Lease]:
-    """The leases that can be renewed. Adds the leases that were lost to `losses`."""
-    now = clock()
-    open_ones: list[Lease] = []
-    for lease in leases:
-        if now >= lease.deadline:
-            lose(lease, LossReason.SERVER_GONE if lease.troubled else LossReason.EXPIRED, losses)
-        elif lease.options.auto_renew and not lease.over:
-            open_ones.append(lease)
-    return open_ones
-
-
-def lose(lease: Lease, reason: LossReason, losses: list[LeaseLoss], by_release: bool = False) -> None:
-    """Note a loss, unless it was noted before. It is logged where no `on_lost` tells it."""
-    if lease.lose(reason, by_release):
-        losses.append(LeaseLoss(lease, reason))
-        if lease.options.on_lost is None:
-            logger.warning("The lock %s was lost: %s.", shown(lease.key), reason)
-
-
-def _log_series(leases: list[Lease], were_troubled: list[bool]) -> None:
-    """Log the first failure of a series of renewals, and its end."""
-    failed = [lease for lease, was in zip(leases, were_troubled, strict=True) if lease.troubled and not was]
-    if failed:
-        message = "%d locks, such as %s, could not be renewed. It is tried again until their leases end."
-        logger.warning(message, len(failed), shown(failed[0].key))
-    mended = [
-        lease for lease, was in zip(leases, were_troubled, strict=True) if was and not lease.troubled and not lease.loss
-    ]
-    if mended:
-        logger.warning("%d locks, such as %s, are renewed again.", len(mended), shown(mended[0].key))
-
-
 def _renewing_batch(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
     """Renew leases of one server."""
     now = clock()
@@ -339,70 +246,3 @@ def _requests(leases: list[Lease], now: float) -> list[tuple[Lease, Reacquire]]:
 def _verdict(reacquire: Reacquire, is_unanswered: bool) -> Verdict:
     expires_at = reacquire.sent_at + (reacquire.ttl_ms or 0) / 1000 if reacquire.sent_at else None
     return Verdict(None if is_unanswered else reacquire.result, expires_at)
-
-
-def attempting(
-    leases: list[Lease], step: Step, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]
-) -> Steps:
-    """Make the step that renews these leases, and note its verdicts, which `verdicts` returns by lease.
-
-    Returns:
-        The leases that are certainly not held any more, for a reason that is not known yet.
-    """
-    began = clock()
-    try:
-        with unheeded():
-            yield step
-    except BaseException:  # cancelled: requests under way may yet be executed
-        for lease in leases:
-            lease.troubled = True
-        raise
-    finally:
-        for lease in leases:
-            lease.renewing = False
-    now = clock()
-    gone: list[Lease] = []
-    were_troubled = [lease.troubled for lease in leases]
-    for lease, verdict in zip(leases, verdicts(), strict=True):
-        lease.troubled = verdict.held is None
-        if lease.troubled:
-            lease.report("record_renewal_failure")
-        elif verdict.held:
-            report_call(lease.options, "renewed {} in", lease.key, now - began, lease.token)
-        if not _note(lease, verdict, now, losses):
-            gone.append(lease)
-    _log_series(leases, were_troubled)
-    return gone
-
-
-def _note(lease: Lease, verdict: Verdict, now: float, losses: list[LeaseLoss]) -> bool:
-    """Note the result of a renewal. Returns False where the lock is not held any more, and the reason is not known."""
-    if now >= lease.deadline:  # a renewal that came too late does not recreate it
-        lose(lease, LossReason.SERVER_GONE if lease.troubled else LossReason.EXPIRED, losses)
-    elif verdict.held is False:
-        return lease.over
-    elif verdict.expires_at is not None:
-        lease.renewed(verdict.expires_at, certainly=not lease.troubled)
-    return True
-
-
-def limit_s(leases: list[Lease], now: float) -> float:
-    """How long to wait for the replies, in seconds: there must be time for another attempt."""
-    first_deadline: float = min(map(_deadline_of, leases))
-    return min(max((first_deadline - now) * _LIMIT, _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
-
-
-def asking_why(leases: list[Lease], losses: list[LeaseLoss], by_release: bool = False) -> Steps:
-    """Find out why locks on one server are not held any more. Adds each to `losses`, once."""
-    reads = [ReadHolder(lease.key) for lease in leases]
-    operation = Pipeline(reads)
-    with unheeded():
-        yield Execute(operation, limit_s(leases, clock()))
-    unanswered = len(operation.unfinished) > 0  # then the reason stays unknown
-    for lease, read in zip(leases, reads, strict=True):
-        lose(lease, LossReason.SERVER_GONE if unanswered else reason_of(read), losses, by_release)
-
-
-def reason_of(read: ReadHolder) -> LossReason:
-    """Why a lock was lost whose lease has not ended, judged by the value that its key has now."""
-    return LossReason.TAKEN if read.result else LossReason.DELETED

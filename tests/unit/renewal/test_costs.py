@@ -9,10 +9,10 @@ import pytest
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
-from redislock_fast._procedures.renewal import Record, Schedule, renewing
 from redislock_fast._procedures.steps import Execute, Split
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._renewal.schedule import Record, Schedule, renewing
 from redislock_fast._util.times import clock
 from redislock_fast.server import Server
 from tests.conftest import Connect

@@ -22,8 +22,8 @@ from redis.exceptions import RedisError
 from redislock_fast._lease.lease import DUE_AFTER, Lease
 from redislock_fast._lease.note import Note
 from redislock_fast._lease.telling import telling
-from redislock_fast._procedures.renewal import (
-    LeaseLoss,
+from redislock_fast._procedures.loss import LeaseLoss
+from redislock_fast._renewal.schedule import (
     Record,
     RenewalBatch,
     Schedule,

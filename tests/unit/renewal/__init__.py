@@ -1,0 +1,1 @@
+"""Renewals: what is due when, and who renews it."""
