@@ -9,7 +9,7 @@ import linecache
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,13 @@ _BATCH = ("acquisition.py", "held.py", "pipeline.py", "plan.py", "watching.py")
 _TRACED = ("locker.py", *(f"_batch/{name}" for name in _BATCH), "_protocol/pipeline.py")
 
 
+def _paths(names: Iterable[str]) -> set[str]:
+    """The paths of these files. Each must be there: no test would notice that it traces a file that has moved."""
+    paths = {PACKAGE / name for name in names}
+    assert [path for path in paths if not path.is_file()] == []
+    return set(map(str, paths))
+
+
 def _is_finalizing(frame: Any) -> bool:
     """Whether a finalizer runs this: of an object of the package, or of a client that the garbage collector has met."""
     while frame is not None and frame.f_code.co_name not in _FINALIZERS:
@@ -81,7 +88,7 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
 
     Returns which line that is, and what the work raises instead of the interrupt; "" when there are fewer lines.
     """
-    traced = {str(PACKAGE / name) for name in (*_TRACED, *files)}
+    traced = _paths((*_TRACED, *files))
     count, place = 0, ""
 
     def on_call(frame: Any, event: str, argument: object) -> Any:
@@ -134,7 +141,7 @@ def handled_at(number: int, work: Callable[[], object], handle: Callable[[], obj
 
     Returns which place that is; "" when there are fewer.
     """
-    traced = {str(PACKAGE / name) for name in files}
+    traced = _paths(files)
     count, place = 0, ""
 
     def on_event(frame: Any, event: str, argument: object) -> None:

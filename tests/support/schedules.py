@@ -122,7 +122,9 @@ class _Stage:
 
 
 def _files(names: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(str(_PACKAGE / name) for name in names)
+    paths = [_PACKAGE / name for name in names]
+    assert [path for path in paths if not path.is_file()] == []
+    return frozenset(map(str, paths))
 
 
 def play_all(make: Callable[[], Scene], switches: int, *names: str, one_in: int = 1) -> int:

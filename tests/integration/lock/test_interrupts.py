@@ -65,7 +65,7 @@ REDLOCK = (
     "redlock.py",
     "asyncio/redlock.py",
     "_redlock/lock.py",
-    "_procedures/redlock_settings.py",
+    "_redlock/settings.py",
     "_redlock/lease.py",
     "_transport/threads/driver.py",
     "_transport/loop/driver.py",

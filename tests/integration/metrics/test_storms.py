@@ -157,8 +157,8 @@ async def test_cancelled_release_of_a_renewed_batch_leaves_no_lease(
 
 SHARED = ("_procedures/lock.py", "_procedures/lease.py", "_lease/note.py", "_lease/lease.py", "_lease/metrics.py")
 OUTPUT = ("_lease/recorder.py", "prometheus.py")
-IN_THREADS = ("lock.py", "_transport/threads/uncontended.py", *SHARED, *OUTPUT)
-IN_TASKS = ("asyncio/lock.py", "_transport/loop/uncontended.py", *SHARED, *OUTPUT)
+IN_THREADS = ("lock.py", "_transport/threads/server.py", *SHARED, *OUTPUT)
+IN_TASKS = ("asyncio/lock.py", "_transport/loop/server.py", *SHARED, *OUTPUT)
 
 SETTINGS = pytest.mark.parametrize(
     "settings", [{}, {"auto_renew": True}, {"reentrant": True}], ids=["noted", "renewed", "kept"]
