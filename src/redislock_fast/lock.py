@@ -203,9 +203,7 @@ class Lock(CachedBase, redis.lock.Lock):
             raise wrong_timeout(self)
         owner, options, transport = self._owners, self._options, self._transport
         if self._linger_ms is not None and options is None and token is blocking_timeout is None:
-            return self._take_lingering(owner) or self._acquire_lingering(
-                self._call(owner, sleep, blocking, None, None)
-            )
+            return self._take_lingering(owner) or self._acquire_lingering(self._call(owner, sleep, blocking))
         call = self._call(owner, sleep, blocking, blocking_timeout, token)
         if self._linger_ms is None and self._begins(call):
             try:

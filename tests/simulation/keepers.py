@@ -18,7 +18,7 @@ from redis.exceptions import LockNotOwnedError
 from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, OnReply
-from redislock_fast._procedures.steps import Sleep, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._transport.loop.lingering import LoopLingering
 from redislock_fast._util.tokens import MARKER
 from tests.simulation.process import Caller, Cancelled, Process, Task, Trouble
@@ -106,6 +106,9 @@ class LocalTurn(LocalWaiter):
         if self._task is not None:
             world = self._keeper.world
             world.after(world.pause_us(), self._keeper, self._end, self._task, self._epoch)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """What the steps name: the task that drives them calls `listen` in its place."""
 
     def listen(self, task: Caller, timeout_s: float | None) -> None:
         """Let the task go on when it is woken, or after so many seconds."""
@@ -249,7 +252,7 @@ class Worker:
 
     def _live(self) -> Steps:
         simulation, dice = self.simulation, self.simulation.dice
-        yield Sleep(simulation.think_s * dice.random())
+        yield Do("sleep", simulation.think_s * dice.random())
         while self.rounds:
             self.rounds -= 1
             lock = self._lock()
@@ -259,7 +262,7 @@ class Worker:
                 simulation.world.tell(self.name, "gave up:", type(error).__name__, str(error))
                 simulation.let_go(self)
             self.state, self.token = "idle", None
-            yield Sleep(simulation.think_s * dice.random())
+            yield Do("sleep", simulation.think_s * dice.random())
 
     def _round(self, lock: BareLock) -> Steps:
         simulation, dice = self.simulation, self.simulation.dice
@@ -279,10 +282,10 @@ class Worker:
         assert owner.token is not None
         assert ends_at is not None
         hold = simulation.take(self, owner.token, ends_at)
-        yield Sleep(simulation.hold_s * dice.random() ** 3)
+        yield Do("sleep", simulation.hold_s * dice.random() ** 3)
         if not simulation.calm and dice.random() < 0.03:
             self.state = "forgetting"  # never releases
-            yield Sleep(simulation.ttl_ms / 1000 * 1.5)
+            yield Do("sleep", simulation.ttl_ms / 1000 * 1.5)
             simulation.forget(self, owner.token)
             self.locks.clear()
             return
@@ -320,7 +323,7 @@ class Worker:
             except Trouble:
                 if owner.token is None:
                     return
-                yield Sleep(0.02)
+                yield Do("sleep", 0.02)
             except Cancelled:
                 assert self.token is not None
                 owner.token = None

@@ -242,7 +242,7 @@ class Transport:
             if self._process.connection is connection:
                 registry.note_subscription(channel, subscribing.result)
 
-    def listen(self, waiter: Waiter, timeout_s: float) -> Coroutine[Any, Any, object]:
+    def next_message(self, waiter: Waiter, timeout_s: float) -> Coroutine[Any, Any, object]:
         """The next message for a waiter."""
         return self._listen(waiter, timeout_s)
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, OnReply
-from redislock_fast._procedures.steps import AwaitTurn, Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._protocol.claims import Claims
 from redislock_fast._protocol.commands import Acquire, ReadHolder
@@ -243,7 +243,7 @@ class Task:
         """Send an answer, unless the task has gone on meanwhile."""
         if epoch != self.epoch or self.done:
             return
-        if type(self._step) is Enter:
+        if self._step.method == "enter":
             answer = self._waiter()
             if answer is Ellipsis:
                 return
@@ -272,19 +272,23 @@ class Task:
         except (StopIteration, Cancelled):
             self.done = True
             return
-        kind = type(step)
-        if kind is Execute:
-            self._execute(step.operation, step.limit_s, self._tidies)
-        elif kind is Listen:
-            step.waiter.mailbox.listen(self, step.timeout_s)
-        elif kind is AwaitTurn:
-            step.waiter.listen(self, step.timeout_s)
-        elif kind is Sleep:
-            self.process.world.after(int(step.seconds * 1e6), self.process, self.go_on, self.epoch, None)
-        else:
+        do = getattr(self, f"_{step.method}", None)
+        if do is None:
             self.go_on(self.epoch, None)
+        else:
+            do(*step.args)
 
-    def _execute(self, operation: Any, limit_s: float | None, tidies: bool) -> None:
+    def _next_message(self, waiter: Waiter, timeout_s: float) -> None:
+        waiter.mailbox.listen(self, timeout_s)
+
+    def _call(self, wait: Any, timeout_s: float | None) -> None:
+        wait.__self__.listen(self, timeout_s)
+
+    def _sleep(self, seconds: float) -> None:
+        self.process.world.after(int(seconds * 1e6), self.process, self.go_on, self.epoch, None)
+
+    def _execute(self, operation: Any, limit_s: float | None = None, tidies: bool | None = None) -> None:
+        tidies = self._tidies if tidies is None else tidies
         self._execution = execution = Execution(self, operation, limit_s, tidies)
         if self.process.pending_cleanup:
             returning = self.process.take_back(operation)
@@ -299,22 +303,23 @@ class Task:
 
     def _waiter(self) -> Any:
         """A waiter, None, or `...` where that takes a request first."""
-        step, connection = self._step, self.process.connection
+        key, token, limit_s = self._step.args
+        connection = self.process.connection
         if connection is None:
-            self._execute(ReadHolder(step.key), step.limit_s, False)
+            self._execute(ReadHolder(key), limit_s, False)
             return ...
         registry = connection.registry
         if registry is None:
             return None
-        channel = registry.channel_for(step.key)
+        channel = registry.channel_for(key)
         if self._execution is not None:
             subscribing: Any = self._execution._operation
             if isinstance(subscribing, Subscribe) and subscribing._words[1] == channel:
                 registry.note_subscription(channel, subscribing.result)
-        waiter = registry.take(step.key, step.token, Mailbox(self.process, connection), connection, self.process)
+        waiter = registry.take(key, token, Mailbox(self.process, connection), connection, self.process)
         if waiter is not None:
             return waiter
-        self._execute(Subscribe(step.key, registry.subscribe, channel), step.limit_s, False)
+        self._execute(Subscribe(key, registry.subscribe, channel), limit_s, False)
         return ...
 
 
@@ -465,10 +470,10 @@ class Process:
             entries = list(self.pending_cleanup)
             many = Pipeline([LeaveQueue(key, token) for key, token in entries])
             try:
-                yield Execute(many, _CLEANUP_LIMIT_S)
+                yield Do("execute", many, _CLEANUP_LIMIT_S)
             except Trouble as trouble:
                 if not str(trouble).startswith(("NOPERM", "ERR")):
-                    yield Sleep(delay_s)
+                    yield Do("sleep", delay_s)
                     delay_s = min(2 * delay_s, _CLEANUP_LAST_S)
                     continue
             gone = set(entries)

@@ -27,7 +27,7 @@ from redislock_fast._pipe.base import Args
 from redislock_fast._procedures import lease as lease_procedure
 from redislock_fast._procedures import loss as loss_procedure
 from redislock_fast._procedures.loss import LeaseLoss
-from redislock_fast._procedures.steps import CallHook, Sleep, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.capabilities import HELLO, PROBE, Capabilities
 from redislock_fast._protocol.queue import cleanup_requests
 from redislock_fast._redlock import lease as redlock_lease
@@ -123,17 +123,17 @@ class _Contender:
                 self.releases = False
                 self.world.check()
                 began = self.world.now
-                yield Sleep(dice.uniform(0, (1.5 if lock._options is None else 4) * TTL_S))
+                yield Do("sleep", dice.uniform(0, (1.5 if lock._options is None else 4) * TTL_S))
                 while dice.random() < 0.4 and lock.valid:
                     yield from lock._extending(local, dice.uniform(0.01, TTL_S), dice.random() < 0.5)
                     self.world.check()
-                    yield Sleep(dice.uniform(0, TTL_S))
+                    yield Do("sleep", dice.uniform(0, TTL_S))
                 self.outlived += lock.valid and self.world.now > began + 2 * TTL_S
                 self.releases = True
                 yield from lock._releasing(local)
             except (LockError, RedisError):
                 self.releases = True
-            yield Sleep(dice.uniform(0, 0.05))
+            yield Do("sleep", dice.uniform(0, 0.05))
 
     def renew(self) -> Steps:
         """As a renewer does, again and again."""
@@ -147,7 +147,7 @@ class _Contender:
                 self.learn(lost, reason)
             for renewed in due:
                 self.keep(renewed)
-            yield Sleep(0.005)
+            yield Do("sleep", 0.005)
 
     def keep(self, lease: Lease) -> None:
         """As a renewer does."""
@@ -227,11 +227,11 @@ class _World:
         step = next(life)
         self.acting = None
         go_on = partial(self._step, contender, life)
-        if type(step) is Sleep:
-            self._at(self.now + step.seconds, go_on)
+        if step.method == "sleep":
+            self._at(self.now + step.args[0], go_on)
             return
-        assert type(step) is CallHook
-        asked = step.call()
+        assert step.method == "call"
+        asked = step.args[0](*step.args[1:])
         missing = len(asked)
 
         def end_one() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from redislock_fast._lease.owner import SharedOwner
-from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._procedures.steps import ENTERED, Do, Steps
 from redislock_fast._procedures.waiters import Grant
 from redislock_fast._procedures.waiting import TIME_UP, Waiting
 from redislock_fast._protocol.commands import Acquire, Reacquire, Release
@@ -56,7 +56,7 @@ class Waiter:
     def live(self) -> Steps:
         """All rounds."""
         simulation, dice = self.simulation, self.simulation.dice
-        yield Sleep(simulation.think_s * dice.random())
+        yield Do("sleep", simulation.think_s * dice.random())
         while self.rounds:
             self.rounds -= 1
             number = 0 if simulation.shares else self._own_number
@@ -72,7 +72,7 @@ class Waiter:
                 self._own_number += 0x10  # a token is used again only after its cleanup
                 simulation.let_go(self)
             self.state, self.waiting = "idle", None
-            yield Sleep(simulation.think_s * dice.random())
+            yield Do("sleep", simulation.think_s * dice.random())
 
     def wants(self, token: bytes) -> bool:
         """Whether the waiter uses a lock with this token."""
@@ -91,15 +91,15 @@ class Waiter:
             self.token, self.waiting = self.waiting.held_with, None
         hold = simulation.take(self, since, queued)
         if ttl_ms is not None and not simulation.calm and dice.random() < 0.1:
-            yield Sleep(ttl_ms / 1000 * dice.random())
+            yield Do("sleep", ttl_ms / 1000 * dice.random())
             reacquire = Reacquire(KEY, self.token, ttl_ms, queued)
             with contextlib.suppress(Trouble):
-                yield Execute(reacquire)
+                yield Do("execute", reacquire)
                 simulation.note_reacquire(hold, reacquire)
-        yield Sleep(simulation.hold_s * dice.random() ** 3)
+        yield Do("sleep", simulation.hold_s * dice.random() ** 3)
         if ttl_ms is not None and not simulation.calm and dice.random() < 0.05:
             self.state = "lost"  # never releases
-            yield Sleep(ttl_ms / 1000 * 1.5)
+            yield Do("sleep", ttl_ms / 1000 * 1.5)
             simulation.let_go(self)
             return
         yield from self._release(hold, queued)
@@ -115,7 +115,7 @@ class Waiter:
             left_s = None if deadline is None else max(deadline - world.clock(), 0.0)
             if not queues:
                 attempt = kind(KEY, token, ttl_ms)
-                yield Execute(attempt, left_s)
+                yield Do("execute", attempt, left_s)
                 if attempt.result:
                     return attempt.sent_at, False
                 if attempt.unsettled and not self.custom:
@@ -141,18 +141,18 @@ class Waiter:
                 by_push = queues = False
             if deadline is not None and world.clock() + simulation.interval_s > deadline:
                 return None, False
-            yield Sleep(simulation.interval_s)
+            yield Do("sleep", simulation.interval_s)
 
     @staticmethod
     def _wait(waiting: Waiting) -> Steps:
         """Wait as the drivers do."""
-        waiter = yield Enter(waiting.key, waiting.token, waiting.limit_s())
+        waiter = yield Do("enter", waiting.key, waiting.token, waiting.limit_s())
         heard: object = ENTERED
         try:
             if waiter is not None:
                 timeout_s = waiting.join(waiter)
                 if timeout_s is not None:
-                    heard = yield Listen(waiter, timeout_s)
+                    heard = yield Do("next_message", waiter, timeout_s)
                     grant = waiting.granted(waiter, heard)
                     if grant is not None:
                         waiter.registry.leave(waiter)
@@ -179,12 +179,12 @@ class Waiter:
         while True:
             release = Release(KEY, self.token, expires_at, releasing, queued)
             try:
-                yield Execute(release)
+                yield Do("execute", release)
             except Trouble as trouble:
                 releasing = release.unsettled and release.valid
                 if str(trouble).startswith(("NOPERM", "ERR")):
                     raise
-                yield Sleep(0.02)
+                yield Do("sleep", 0.02)
             else:
                 if release.handed_over is not None:
                     self.process.note_hand_over(KEY, release.handed_over)

@@ -15,7 +15,7 @@ import redis
 from redislock_fast._batch.pipeline import AcquirePipeline
 from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._pipe import impl, threads_py
-from redislock_fast._procedures.steps import Sleep
+from redislock_fast._procedures.steps import Do
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._protocol.capabilities import Capabilities
@@ -196,7 +196,7 @@ def noted_messages(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[object]]:
 def steps_until(condition: Callable[[], bool]) -> Iterator[Any]:
     """Steps for a driver, which end once the condition is true."""
     while not condition():
-        yield Sleep(0.001)
+        yield Do("sleep", 0.001)
 
 
 # ---- operations and scripts ----

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from redislock_fast._batch.pipeline import AcquirePipeline
 from redislock_fast._batch.plan import BatchLease, Group, Indexes
 from redislock_fast._lease.metrics import waiting_of
-from redislock_fast._procedures.steps import Sleep, Split, Steps, all_of
+from redislock_fast._procedures.steps import Do, Steps, all_of
 from redislock_fast._procedures.waiters import Grant
 from redislock_fast._procedures.waiting import POLL, Waiting, telling_if_long
 from redislock_fast._protocol.commands import Reacquire
@@ -139,7 +139,7 @@ class _Acquisition:
             return bool(lost)
 
         self._limit.go_on(self._left_s())
-        token, interval_s = lease.new_token(key), self._pause().seconds
+        token, interval_s = lease.new_token(key), self._pause_s()
         waiting = Waiting(key, token, ttl_ms, interval_s, self._limit, lease.token, refresh=refresh)
         lease.groups.append(group := Group([index], None))  # from here on, every error cleans both up
         lease.waiting = waiting
@@ -157,18 +157,18 @@ class _Acquisition:
                 yield from self._pausing(index)
         return False, lost
 
-    def _pause(self) -> Sleep:
+    def _pause_s(self) -> float:
         """The pause before the next round: no held lock expires meanwhile, and the last round ends by the deadline."""
         pause_s, left_s = self._plan.sleep, self._left_s()
         if self._plan.ttl_ms is not None and self._lease.groups:
             pause_s = min(pause_s, self._plan.ttl_ms / 4000)
-        return Sleep(pause_s if left_s is None else min(pause_s, left_s))
+        return pause_s if left_s is None else min(pause_s, left_s)
 
     def _pausing(self, index: int) -> Steps:
         """Pause before the next round, since this lock, at least, is another owner's."""
         self._limit.begin_wait()
         yield from telling_if_long(self._plan.keys[index], self._limit)
-        yield self._pause()
+        yield Do("sleep", self._pause_s())
 
     def _limit_s(self) -> float | None:
         """How many seconds an operation may take; None for no limit."""
@@ -256,7 +256,7 @@ class _Acquisition:
         """Returns rounds of windows. A window has locks of one server; a round, at most one window of each server."""
         if not indexes:
             return []
-        parts: Sequence[Sequence[int]] = yield Split(self._lease.keys_of(indexes))
+        parts: Sequence[Sequence[int]] = yield Do("split", self._lease.keys_of(indexes))
         if len(parts) == 1 and len(indexes) <= _WINDOW:
             return [[indexes]]
         windows = [

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from redislock_fast._lease.call_log import CALL_LOG, knows_whether, logs_calls
 from redislock_fast._lease.metrics import report_call
-from redislock_fast._procedures.steps import Split, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._util import fork
 from redislock_fast._util.times import clock, poll_seconds, ttl_ms_of, wait_seconds
@@ -163,5 +163,5 @@ class BatchLease:
         """Returns the groups in rounds: lists of groups of different servers, which are asked at the same time."""
         if len(groups) < 2:
             return [[*groups]] if groups else []
-        parts = yield Split([self.plan.keys[group.indexes[0]] for group in groups])
+        parts = yield Do("split", [self.plan.keys[group.indexes[0]] for group in groups])
         return [[groups[at] for at in round_ if at is not None] for round_ in zip_longest(*parts)]

@@ -24,7 +24,7 @@ from redislock_fast._lease.owner import Owner, PendingOwner
 from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.handles import HandleBase
 from redislock_fast._procedures.settings import Backoff, would_wait_for_itself
-from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._procedures.steps import ENTERED, Do, Steps
 from redislock_fast._procedures.waiters import Grant
 from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting, telling_if_long
 from redislock_fast._protocol.commands import Acquire
@@ -127,7 +127,7 @@ class AcquireBase(HandleBase):
         else:
             assert call.token is not None
             attempt = call.attempt = self._new_attempt(call.token, call.own_token is not None, owner, call.linger_ms)
-        yield Execute(attempt, call.deadline.left_s())
+        yield Do("execute", attempt, call.deadline.left_s())
         if attempt.result:
             self._note(attempt, owner)
             if not is_ours(attempt.token):
@@ -140,7 +140,7 @@ class AcquireBase(HandleBase):
         owner = self._acting() or self._mine()
         token = self._encoded(token)
         attempt = self._new_attempt(token, token is owner.own_token, owner)
-        yield Execute(attempt, None if owner.limit is None else owner.limit.left_s())
+        yield Do("execute", attempt, None if owner.limit is None else owner.limit.left_s())
         if attempt.result:
             self._note(attempt, owner)
         return attempt.result
@@ -191,7 +191,7 @@ class AcquireBase(HandleBase):
             pause_s = backoff.next_s()
             if not call.deadline.allows(pause_s):
                 return False
-            yield Sleep(pause_s)
+            yield Do("sleep", pause_s)
             call.owner.retries += 1
             attempting = self._attempting(call) if pending is None else self._attempting_by_hook(call, pending)
             if (yield from attempting):
@@ -258,11 +258,11 @@ class AcquireBase(HandleBase):
         waiter: Any = None
         heard: object = ENTERED
         try:
-            waiter = yield Enter(waiting.key, waiting.token, waiting.limit_s())
+            waiter = yield Do("enter", waiting.key, waiting.token, waiting.limit_s())
             try:
                 timeout_s = None if waiter is None else waiting.join(waiter)
                 if timeout_s is not None:
-                    heard = yield Listen(waiter, timeout_s)
+                    heard = yield Do("next_message", waiter, timeout_s)
                     outcome = waiting.granted(waiter, heard)
                     if outcome is not None:
                         waiter.registry.leave(waiter)

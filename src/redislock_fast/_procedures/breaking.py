@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from redislock_fast._procedures.reporting import reporting
-from redislock_fast._procedures.steps import Execute, Sleep, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import ReadHolder, Release
 from redislock_fast._protocol.queue import TellHolder
 from redislock_fast._util.times import clock
@@ -46,7 +46,7 @@ def breaking(key: bytes, token_id: str) -> Steps:
         A `Broken`; None where the lock is held by another, or free.
     """
     reading = ReadHolder(key)
-    yield Execute(reading)
+    yield Do("execute", reading)
     token = without_flag(reading.holder or b"")
     if not token or token_id_of(token) != token_id:
         return None
@@ -57,19 +57,19 @@ def breaking(key: bytes, token_id: str) -> Steps:
             return left
         remains_s = (yield from reporting(key)).ttl_s or 0.0
     release = Release(key, token, None)
-    yield Execute(release)
+    yield Do("execute", release)
     return Broken(bool(release.handed_over), remains_s) if release.result else None
 
 
 def _telling(key: bytes, token: bytes) -> Steps:
     """Have the holder's process release the lock. Returns a `Broken`; None where it does not answer."""
     telling = TellHolder(key, token)
-    yield Execute(telling)
+    yield Do("execute", telling)
     ends_at = clock() + _ANSWER_S
     while telling.result and clock() < ends_at:
         reading = ReadHolder(key)
-        yield Execute(reading)
+        yield Do("execute", reading)
         if without_flag(reading.holder or b"") != token:
             return Broken(reading.result)
-        yield Sleep(_PAUSE_S)
+        yield Do("sleep", _PAUSE_S)
     return None

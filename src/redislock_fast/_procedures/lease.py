@@ -26,7 +26,7 @@ from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._lease.telling import end_telling, told_of
 from redislock_fast._procedures.loss import reason_of
 from redislock_fast._procedures.settings import LockSettings
-from redislock_fast._procedures.steps import Execute, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LockLostError, LossReason, noted, shown
@@ -454,7 +454,7 @@ class LeaseBase(LockSettings, LeaseHolder):
             return LossReason.EXPIRED
         read = ReadHolder(self._key)
         try:
-            yield Execute(read)
+            yield Do("execute", read)
         except Exception:  # then the reason is not known
             return LossReason.SERVER_GONE
         return reason_of(read)

@@ -17,7 +17,7 @@ from redislock_fast._lease.metrics import waiting_of
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.acquisition import AcquireBase
 from redislock_fast._procedures.call import Call, CleanupEntries
-from redislock_fast._procedures.steps import AwaitTurn, Enter, Execute, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import identifier_of
@@ -275,7 +275,7 @@ class LingerBase(AcquireBase):
         """Returns whether the connection hears when another process wants the key. Subscribes where that is missing."""
         if self._transport.registry_of(self._key) is not None:
             return True
-        waiter = yield Enter(self._key, b"", limit.left_s())
+        waiter = yield Do("enter", self._key, b"", limit.left_s())
         if waiter is None:
             return False
         waiter.registry.leave(waiter)
@@ -297,7 +297,7 @@ class LingerBase(AcquireBase):
             with waiting_of(self._options, self._name, "local") as wait:
                 turn.join()
                 while not turn.waiter.is_given and cached.is_current and not limit.is_over:
-                    yield AwaitTurn(turn.waiter, limit.listen_s())
+                    yield Do("call", turn.waiter.wait, limit.listen_s())
                 if turn.leave():
                     if wait is not None:
                         wait.handed_over = True
@@ -332,7 +332,7 @@ class LingerBase(AcquireBase):
         ttl_ms = (self._ttl_ms or 0) + (self._linger_ms or 0)
         confirm = Reacquire(self._key, lease.token, ttl_ms)  # no flag is known: "wanted" may be of an earlier token
         try:
-            yield Execute(confirm, limit.left_s())
+            yield Do("execute", confirm, limit.left_s())
         except BaseException:
             cached.drop()
             raise

@@ -29,7 +29,7 @@ from redislock_fast._pipe.base import NOT_ASKED
 from redislock_fast._procedures.call import Call, ReleaseCall
 from redislock_fast._procedures.lingering import LingerBase, Turn
 from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED, hooks_of
-from redislock_fast._procedures.steps import CallHook, Execute, ExecuteDedicated, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import HANDED_OVER, Extend, Reacquire, ReadHolder, Release
 from redislock_fast._protocol.fenced import MANY, AcquireFenced, Fence, fence_given
 from redislock_fast._protocol.replicas import Replicate
@@ -268,7 +268,7 @@ class LockBase(LingerBase):
             first = attempt.fence
         else:  # the lock was handed over, or acquired by a hook
             numbering = Fence(self._key, token, 1 if lease is None else MANY)
-            yield Execute(numbering, limit.left_s())
+            yield Do("execute", numbering, limit.left_s())
             if not numbering.result:
                 raise self._lost_at_once()
             first = numbering.fence
@@ -290,7 +290,7 @@ class LockBase(LingerBase):
         wait_s = wait_ms / 1000
         replicate = Replicate(self._key, token, ttl_ms, owner.contended == token, options.wait_replicas, wait_ms)
         try:
-            yield ExecuteDedicated(replicate, left_s, wait_s)
+            yield Do("execute_dedicated", replicate, left_s, wait_s)
         except TimeoutError:
             if not limit.is_over:
                 raise
@@ -304,7 +304,7 @@ class LockBase(LingerBase):
 
     def _confirming(self, owner: Owner, token: bytes, ttl_ms: int, limit: Limit) -> Steps:
         confirming = Reacquire(self._key, token, ttl_ms)
-        yield Execute(confirming, limit.left_s())
+        yield Do("execute", confirming, limit.left_s())
         if not confirming.result:
             raise self._lost_at_once()
         owner.expiry = (token, confirming.sent_at + ttl_ms / 1000)
@@ -492,13 +492,13 @@ class LockBase(LingerBase):
 
     def _calling_script(self, script: Any, args: list[Any]) -> Steps:
         """Run a script that a user has set for this lock. Returns whether it says yes."""
-        return bool((yield CallHook(partial(script, keys=[self.name], args=args, client=self.redis))))
+        return bool((yield Do("call", partial(script, keys=[self.name], args=args, client=self.redis))))
 
     def _executing_release(self, operation: Release, owner: Owner) -> Steps:
         """Returns whether the lock was held with the operation's token."""
         token, expires_at = operation.token, operation.expires_at
         try:
-            yield Execute(operation)
+            yield Do("execute", operation)
             if operation.handed_over is not None:
                 self._transport.note_hand_over(self._key, operation.handed_over)
         except BaseException as error:
@@ -575,7 +575,7 @@ class LockBase(LingerBase):
             operation = Extend(self._key, token, add_ms, replace_ttl, owner.expires_at(token))
             prolonging = owner.begin_prolonging(token, add_ms if replace_ttl else None, add_ms)
             try:
-                yield Execute(operation)
+                yield Do("execute", operation)
             finally:
                 owner.prolonged(prolonging, operation, add_ms)
             extended = operation.result
@@ -595,7 +595,7 @@ class LockBase(LingerBase):
             operation = Reacquire(self._key, token, ttl_ms, owner.contended == token)
             prolonging = owner.begin_prolonging(token, ttl_ms)
             try:
-                yield Execute(operation)
+                yield Do("execute", operation)
             finally:
                 owner.prolonged(prolonging, operation)
             held = operation.result
@@ -610,13 +610,13 @@ class LockBase(LingerBase):
     def _checking_locked(self) -> Steps:
         """Returns whether the key exists."""
         read = ReadHolder(self._key)
-        yield Execute(read)
+        yield Do("execute", read)
         return read.result
 
     def _checking_owned(self, owner: Owner, token: bytes | None) -> Steps:
         """Returns whether the lock is held with the owner's token, which is None where the caller holds nothing."""
         read = ReadHolder(self._key)
-        yield Execute(read)
+        yield Do("execute", read)
         if token is None or not is_held_with(read.holder, token):
             return False
         if read.holder != token:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.metrics import report_call
-from redislock_fast._procedures.steps import Execute, Step, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._util.errors import LossReason, shown
@@ -105,9 +105,7 @@ def _log_series(leases: list[Lease], were_troubled: list[bool]) -> None:
         logger.warning("%d locks, such as %s, are renewed again.", len(mended), shown(mended[0].key))
 
 
-def attempting(
-    leases: list[Lease], step: Step, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]
-) -> Steps:
+def attempting(leases: list[Lease], step: Do, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]) -> Steps:
     """Make the step that renews these leases, and note its verdicts, which `verdicts` returns by lease.
 
     Returns:
@@ -161,7 +159,7 @@ def asking_why(leases: list[Lease], losses: list[LeaseLoss], by_release: bool = 
     reads = [ReadHolder(lease.key) for lease in leases]
     operation = Pipeline(reads)
     with unheeded():
-        yield Execute(operation, limit_s(leases, clock()))
+        yield Do("execute", operation, limit_s(leases, clock()))
     unanswered = len(operation.unfinished) > 0  # then the reason stays unknown
     for lease, read in zip(leases, reads, strict=True):
         lose(lease, LossReason.SERVER_GONE if unanswered else reason_of(read), losses, by_release)

@@ -16,7 +16,7 @@ from redislock_fast._lease.metrics import report
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.reporting import reporting
-from redislock_fast._procedures.steps import Execute, Sleep, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._util.errors import shown
 from redislock_fast._util.times import clock, positive_ms
@@ -137,10 +137,10 @@ class OnceBase(LockBase):
         """Release the lock, or have it end `at_least` seconds after the run began. Returns whether it was held."""
         lease = owner.lease
         while lease is not None and lease.renewing:  # executed behind the request below, it would set another ttl
-            yield Sleep(_LOOK_S)
+            yield Do("sleep", _LOOK_S)
         rest_s = 0.0 if lease is None else lease.begun + self._at_least_s - clock()
         if lease is None or rest_s <= 0:
             return (yield from super()._asking_release(owner, token, begun))
         keeping = Reacquire(self._key, token, positive_ms(rest_s, "at_least"), lease.contended)
-        yield Execute(keeping)
+        yield Do("execute", keeping)
         return keeping.result

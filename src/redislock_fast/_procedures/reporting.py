@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redislock_fast._lease.long_waits import is_logged, tell_of_wait
-from redislock_fast._procedures.steps import Execute, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.report import Participant, ReadReport
 from redislock_fast._util.times import Limit, wait_seconds
 
@@ -33,7 +33,7 @@ def log_waits(after_s: float | None = 5.0) -> None:
 def reporting(key: bytes, limit_s: float | None = None) -> Steps:
     """Read who holds a lock, and who waits for it. Returns a `LockReport`."""
     reading = ReadReport(key)
-    yield Execute(reading, limit_s)
+    yield Do("execute", reading, limit_s)
     return reading.report
 
 

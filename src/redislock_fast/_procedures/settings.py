@@ -22,7 +22,7 @@ from redislock_fast._lease.call_log import knows_whether, logs_calls
 from redislock_fast._lease.metrics import installed
 from redislock_fast._lease.options import Options, linger_ms_of, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
-from redislock_fast._procedures.steps import CallHook, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol import scripts
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireManyFenced, AcquireOwnFenced
@@ -435,7 +435,7 @@ class LockSettings:
         """Call an overridden hook for this owner. Returns what the hook returns."""
         before = _acting.set((weakref.ref(self), weakref.ref(owner)))
         try:
-            return (yield CallHook(partial(hook, *args)))
+            return (yield Do("call", partial(hook, *args)))
         finally:
             with contextlib.suppress(ValueError):  # a dropped task may end in another context
                 _acting.reset(before)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from redislock_fast._procedures.key_queue import KeyQueue
-from redislock_fast._procedures.steps import ENTERED, Enter, Execute, Listen, Sleep, Steps
+from redislock_fast._procedures.steps import ENTERED, Do, Steps
 from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Waiter
 from redislock_fast._protocol.commands import Acquire, Reacquire
 from redislock_fast._protocol.fenced import AcquireFenced, RedeemFenced
@@ -173,12 +173,12 @@ class Waiting:
         """Wait for the lock. Returns a `Grant`; TIME_UP; POLL where the connection takes no messages.
 
         Args:
-            begun: the answer to `Enter`, and what has come since: a message, None when none has come in time, the error
+            begun: the answer to `enter`, and what has come since: a message, None when none has come in time, the error
                 that was raised, or ENTERED where `join` was not called.
         """
         while True:
             if begun is None:
-                begun = (yield Enter(self.key, self.token, self.limit_s())), ENTERED
+                begun = (yield Do("enter", self.key, self.token, self.limit_s())), ENTERED
             (waiter, heard), begun = begun, None
             if waiter is None:
                 return POLL
@@ -229,7 +229,7 @@ class Waiting:
             timeout_s = self.join(waiter)
             if timeout_s is None:
                 return (yield from self._queueing(waiter, None))
-            heard = yield Listen(waiter, timeout_s)
+            heard = yield Do("next_message", waiter, timeout_s)
         outcome = yield from self._listening(waiter, heard)
         if outcome is not _CHECK and outcome is not _DUE:
             return outcome
@@ -242,7 +242,7 @@ class Waiting:
             if self._refresh is not None and (yield from self._refresh()):
                 return (yield from self._leave(waiter, self.limit_s())) or TIME_UP
             wait = self._wait(waiter, b"" if oldest is None else oldest.token)
-            yield Execute(wait, self.limit_s())
+            yield Do("execute", wait, self.limit_s())
             if wait.denied or wait.unsettled:
                 return (yield from self._refused(waiter, wait))
             if not waiter.current:
@@ -265,7 +265,7 @@ class Waiting:
                 watches = not watch.denied
                 if watches and watch.value != wait.value:
                     continue
-            message = yield Listen(waiter, self._listen_s(waiter))
+            message = yield Do("next_message", waiter, self._listen_s(waiter))
             outcome = yield from self._listening(waiter, message)
             if outcome is not _CHECK and outcome is not _DUE:
                 return outcome
@@ -287,7 +287,7 @@ class Waiting:
         watch = Watch(self.key)
         key_queue.is_watched = True  # before it is so: the message of a change may come before this goes on
         try:
-            yield Execute(watch, self.limit_s())
+            yield Do("execute", watch, self.limit_s())
         except BaseException:
             key_queue.is_watched = False
             raise
@@ -320,7 +320,7 @@ class Waiting:
                     return _CHECK
             elif message is not RECKON and type(message) is not Grant:
                 return BROKEN if message is BROKEN else _CHECK
-            message = yield Listen(waiter, self._listen_s(waiter))
+            message = yield Do("next_message", waiter, self._listen_s(waiter))
 
     def _listen_s(self, waiter: Waiter) -> float:
         return min(waiter.listen_s(self._limit.wakes_at), self._longest_s)
@@ -333,7 +333,7 @@ class Waiting:
     def _attempting(self) -> Steps:
         """Try to take the lock. Returns a Grant, or None."""
         self.attempt = attempt = self._kind(self.key, self.held_with, self.ttl_ms)
-        yield Execute(attempt, self.limit_s())
+        yield Do("execute", attempt, self.limit_s())
         return Grant(attempt.token, attempt.sent_at) if attempt.result else None
 
     def _leave(self, waiter: Waiter, limit_s: float | None) -> Steps:
@@ -342,7 +342,7 @@ class Waiting:
         Not where a posted request is unanswered and on another connection: `withdraw` cleans that up.
         """
         leave = LeaveQueue(self.key, self.token, waiter.current or not waiter.asked_at, self.ttl_ms)
-        yield Execute(leave, limit_s)
+        yield Do("execute", leave, limit_s)
         return (yield from self._found(waiter, leave.value)) if leave.result else None
 
     def _found(self, waiter: Waiter, value: bytes) -> Steps:
@@ -361,11 +361,11 @@ class Waiting:
             return grant
         if self.own is None:
             reacquire = Reacquire(self.key, self.token, self.ttl_ms, contended=True)
-            yield Execute(reacquire, self.limit_s())
+            yield Do("execute", reacquire, self.limit_s())
             return Grant(grant.value, reacquire.sent_at) if reacquire.result else None
         kind = RedeemFenced if issubclass(self._kind, AcquireFenced) else Redeem
         self.attempt = redeem = kind(self.key, self.own, self.ttl_ms, self.token)
-        yield Execute(redeem, self.limit_s())
+        yield Do("execute", redeem, self.limit_s())
         return Grant(grant.value, redeem.sent_at) if redeem.result else BROKEN
 
     # ---- without a queue ----
@@ -381,9 +381,9 @@ class Waiting:
             return grant
         left_s = self.limit_s()
         if left_s is not None and left_s <= self._interval_s:
-            yield Sleep(max(left_s, 0.0))
+            yield Do("sleep", max(left_s, 0.0))
             return TIME_UP
-        yield Sleep(self._interval_s)
+        yield Do("sleep", self._interval_s)
         return BROKEN
 
     def _watching(self, waiter: Waiter) -> Steps:
@@ -394,7 +394,7 @@ class Waiting:
             if self._refresh is not None and (yield from self._refresh()):
                 return TIME_UP
             watch = Watch(self.key)
-            yield Execute(watch, self.limit_s())
+            yield Do("execute", watch, self.limit_s())
             if watch.denied:
                 return POLL
             if watch.value is None or (self.own is not None and is_held_with(watch.value, self.own)):
@@ -415,6 +415,7 @@ class Waiting:
                 return TIME_UP
             yield from telling_if_long(self.key, self._limit)
             left_s = self._limit.listen_s()
-            message = yield Listen(waiter, self._interval_s if left_s is None else min(self._interval_s, left_s))
+            listen_s = self._interval_s if left_s is None else min(self._interval_s, left_s)
+            message = yield Do("next_message", waiter, listen_s)
             if message is BROKEN:
                 return BROKEN

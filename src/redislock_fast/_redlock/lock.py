@@ -35,7 +35,7 @@ from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.telling import end_telling
 from redislock_fast._procedures.lease import LeaseHolder
 from redislock_fast._procedures.settings import UNLOCKED, would_wait_for_itself
-from redislock_fast._procedures.steps import Sleep, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._redlock.lease import MajorityLease, new_standing_of, standing_of
 from redislock_fast._redlock.quorum import asking
@@ -231,7 +231,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
                     has_waited = True
                     limit.begin_wait()
                 tell_if_long(self._keys[0], limit, "another owner")
-                yield Sleep(pause_s)
+                yield Do("sleep", pause_s)
                 owner.retries += 1
 
     def _refuse_to_wait_for_itself(self, owner: Owner, attempt: AcquireRound) -> None:

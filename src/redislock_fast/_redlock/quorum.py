@@ -16,14 +16,13 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from redislock_fast._pipe.base import ConnectionBroken, Reply, is_unauthenticated
-from redislock_fast._procedures.steps import CallHook
+from redislock_fast._procedures.steps import Do
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.queue import cleanup_requests
 from redislock_fast._redlock.health import ServerHealth, health_of
@@ -308,6 +307,6 @@ class Quorum:
 _quorums: weakref.WeakValueDictionary[tuple[int, ...], Any] = weakref.WeakValueDictionary()
 
 
-def asking(quorum: Any, *rounds: MajorityRound) -> CallHook:
+def asking(quorum: Any, *rounds: MajorityRound) -> Do:
     """The step that asks all servers of a quorum, until the outcome of each round is certain or its time is up."""
-    return CallHook(partial(quorum.ask, *rounds))
+    return Do("call", quorum.ask, *rounds)

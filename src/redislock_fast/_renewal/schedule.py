@@ -21,7 +21,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.note import Note
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._procedures.loss import LeaseLoss, Verdict, asking_why, attempting, limit_s, renewable, unheeded
-from redislock_fast._procedures.steps import Execute, Split, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._util.errors import shown
@@ -203,7 +203,7 @@ def renewing(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
         return
     parts: Sequence[Sequence[int]] | None = None
     with unheeded():
-        parts = yield Split([lease.key for lease in open_ones])
+        parts = yield Do("split", [lease.key for lease in open_ones])
     if parts is None:
         for lease in open_ones:
             lease.troubled = True
@@ -226,7 +226,7 @@ def _renewing_batch(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
         return [_verdict(reacquire, index in unanswered) for index, (_, reacquire) in enumerate(asked)]
 
     gone = yield from attempting(
-        [lease for lease, _ in asked], Execute(operation, limit_s(leases, now)), verdicts, losses
+        [lease for lease, _ in asked], Do("execute", operation, limit_s(leases, now)), verdicts, losses
     )
     for lease, reacquire in asked:
         lease.contended = reacquire.contended

@@ -22,7 +22,7 @@ from redislock_fast._transport.client import read_reply
 from redislock_fast._util.times import clock
 from redislock_fast._util.tracing import traced, tracer_of
 
-__all__ = ["execute_observed", "execute_observed_async"]
+__all__ = ["AsyncObserved", "Observed"]
 
 
 class _Retry:
@@ -95,7 +95,34 @@ class _AsyncClient(_StandIn, redis.asyncio.Redis):  # type: ignore[misc]
         return self
 
 
-def execute_observed(transport: Any, operation: Operation, limit_s: float | None, client: Any) -> None:
+class Observed:
+    """A server transport for threads whose operations are observed as commands of a client.
+
+    Args:
+        transport: what executes them.
+        client: whose commands; None: redis-py's.
+    """
+
+    def __init__(self, transport: Any, client: Any) -> None:
+        self._transport = transport
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def execute(self, operation: Operation, limit_s: float | None = None) -> Any:
+        """As the transport's own; for tasks, an awaitable."""
+        _execute_observed(self._transport, operation, limit_s, self._client)
+
+
+class AsyncObserved(Observed):
+    """The same for tasks."""
+
+    def execute(self, operation: Operation, limit_s: float | None = None) -> Any:
+        return _execute_observed_async(self._transport, operation, limit_s, self._client)
+
+
+def _execute_observed(transport: Any, operation: Operation, limit_s: float | None, client: Any) -> None:
     """`ThreadServerTransport.execute`, observed as a command of this client, or of redis-py's where it is None."""
     if operation.is_pipeline or operation.begun is not None or not transport.is_observable:
         transport.execute(operation, limit_s)
@@ -115,7 +142,7 @@ def execute_observed(transport: Any, operation: Operation, limit_s: float | None
         finished = stand_in.has_executed or operation.feed(read_reply(request, answer, transport.encode), capabilities)
 
 
-async def execute_observed_async(transport: Any, operation: Operation, limit_s: float | None, client: Any) -> None:
+async def _execute_observed_async(transport: Any, operation: Operation, limit_s: float | None, client: Any) -> None:
     """`LoopServerTransport.execute`, observed as a command of this client, or of redis-py's where it is None."""
     if operation.is_pipeline or operation.begun is not None or not transport.is_observable:
         await transport.execute(operation, limit_s)

@@ -142,11 +142,11 @@ class Gated:
         transport = transport_in_use(contender)
         execute = transport.execute
 
-        def in_thread(operation: Any, limit_s: float | None) -> None:
+        def in_thread(operation: Any, limit_s: float | None = None) -> None:
             execute(operation, limit_s)
             self._gate().result(PATIENCE_S)
 
-        async def in_task(operation: Any, limit_s: float | None) -> None:
+        async def in_task(operation: Any, limit_s: float | None = None) -> None:
             await execute(operation, limit_s)
             await asyncio.wrap_future(self._gate())
 

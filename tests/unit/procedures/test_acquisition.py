@@ -9,7 +9,6 @@ import pytest
 
 from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._procedures.call import Call
-from redislock_fast._procedures.steps import Execute
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._util.times import Limit, clock
 from tests.support.bare_locks import KEY, BareLock, Kept
@@ -20,9 +19,9 @@ def test_acquire_that_is_refused_after_its_deadline_asks_no_more() -> None:
     call.limit = limit = Limit(60.0)
     steps = BareLock(Kept(), KEY, timeout=10)._acquiring_until(call)
     attempt = next(steps)
-    assert isinstance(attempt, Execute)
-    assert not attempt.operation.feed(None, Capabilities())
-    assert attempt.operation.feed(b"another's", Capabilities())
+    assert attempt.method == "execute"
+    assert not attempt.args[0].feed(None, Capabilities())
+    assert attempt.args[0].feed(b"another's", Capabilities())
     limit.deadline = clock() - 0.001
     with pytest.raises(StopIteration) as end:
         steps.send(None)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from redislock_fast._procedures.breaking import breaking
-from redislock_fast._procedures.steps import Sleep
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Release
 from redislock_fast._util.tokens import token_id_of
@@ -23,8 +22,8 @@ LISTENS = b"rlf:11111111abc1" + b"a" * 20
 )
 def test_release_names_the_token_that_was_meant(value: bytes, token: bytes) -> None:
     steps: Any = breaking(b"name", token_id_of(token))
-    next(steps).operation.holder = value
-    release = steps.send(None).operation
+    next(steps).args[0].holder = value
+    release = steps.send(None).args[0]
     assert isinstance(release, Release)
     assert token == release.token
     release.result = True
@@ -35,21 +34,21 @@ def test_release_names_the_token_that_was_meant(value: bytes, token: bytes) -> N
 
 def test_holder_that_listens_is_told_before_its_lock_is_released() -> None:
     steps: Any = breaking(b"name", token_id_of(LISTENS))
-    next(steps).operation.holder = LISTENS + b"+"
-    telling = steps.send(None).operation
+    next(steps).args[0].holder = LISTENS + b"+"
+    telling = steps.send(None).args[0]
     assert telling.request(Capabilities(), 0.0) == (b"PUBLISH", LISTENS[:15], b"give up " + LISTENS + b"name")
     assert telling.feed(1, Capabilities())
-    steps.send(None).operation.holder = LISTENS
-    assert isinstance(steps.send(None), Sleep)
+    steps.send(None).args[0].holder = LISTENS
+    assert steps.send(None).method == "sleep"
     with pytest.raises(StopIteration) as end:
-        steps.send(steps.send(None).operation)
+        steps.send(steps.send(None).args[0])
     assert end.value.value == (False, 0.0)
 
 
 @pytest.mark.parametrize("value", [None, OURS, OURS + b"+"], ids=["free", "another's", "another's, contended"])
 def test_nothing_is_released_for_another_holder(value: bytes | None) -> None:
     steps: Any = breaking(b"name", token_id_of(b"gone"))
-    next(steps).operation.holder = value
+    next(steps).args[0].holder = value
     with pytest.raises(StopIteration) as end:
         steps.send(None)
     assert end.value.value is None

@@ -11,7 +11,6 @@ import pytest
 
 from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.lingering import Turn
-from redislock_fast._procedures.steps import Enter, Execute
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire
@@ -51,7 +50,7 @@ def test_wanted_is_heard_before_the_first_key_of_a_connection_is_asked_for() -> 
     transport: Any = _Transport()
     registry = transport.registry
     steps = BareLock(transport, KEY, timeout=10, linger=1)._is_heard(Limit(None))
-    assert type(next(steps)) is Enter
+    assert next(steps).method == "enter"
     registry.note_subscription(registry.channel_for(KEY), allowed=True)
     assert _ended(steps, registry.take(KEY, b"", transport, transport, transport)) is True
     assert registry.on_wanted == transport.key_cache.hear_wanted
@@ -61,7 +60,7 @@ def test_connection_that_may_not_subscribe_keeps_no_key() -> None:
     transport: Any = _Transport()
     registry = transport.registry
     steps = BareLock(transport, KEY, timeout=10, linger=1)._is_heard(Limit(None))
-    assert type(next(steps)) is Enter
+    assert next(steps).method == "enter"
     registry.note_subscription(registry.channel_for(KEY), allowed=False)
     assert _ended(steps, registry.take(KEY, b"", transport, transport, transport)) is False
 
@@ -75,7 +74,7 @@ def test_flag_of_a_key_is_not_taken_for_known_when_another_process_wants_it() ->
     cached.wanted_at = now  # said of an earlier token
     steps = lock._confirming_kept(_turn_at(cached), lock._mine(), Limit(None))
     step: Any = next(steps)
-    assert step.operation.request(Capabilities([[b"delifeq"], None, [b"lmpop"]]), now)[2] == TOKEN
+    assert step.args[0].request(Capabilities([[b"delifeq"], None, [b"lmpop"]]), now)[2] == TOKEN
 
 
 def test_interrupted_acquire_lets_the_key_linger_that_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +109,7 @@ def test_lock_with_an_overridden_hook_that_has_waited_in_memory_asks_the_server_
     lock = Hooked(kept, KEY, timeout=10, linger=1)
     steps = lock._acquiring(Call.of(KEY, lock._mine()), turn)
     step: Any = next(steps)
-    assert (type(step), step.operation.ttl_ms) == (Execute, 10_000)
+    assert (step.method, step.args[0].ttl_ms) == ("execute", 10_000)
     assert cached.locked_by == {}
 
 
@@ -138,7 +137,7 @@ def test_key_that_would_not_outlive_the_whole_timeout_is_confirmed_first(age_s: 
         assert lock._mine().expiry[1] == pytest.approx(clock() + 10)
         return
     step: Any = next(steps)
-    confirm = step.operation
+    confirm = step.args[0]
     assert (type(confirm), confirm.ttl_ms) == (Reacquire, 11_000)
     confirm.result, confirm.sent_at = True, clock() - 0.1
     assert _ended(steps, None) is True

@@ -14,7 +14,6 @@ import pytest
 
 from redislock_fast._pipe.base import Args
 from redislock_fast._procedures.key_queue import CHECK
-from redislock_fast._procedures.steps import Enter, Execute, Listen, Sleep
 from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Waiter, WaiterRegistry
 from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._protocol.capabilities import Capabilities
@@ -126,9 +125,9 @@ def test_only_the_first_look_is_put_off_and_none_after_a_grant_that_only_a_look_
     waiter.key_queue.checked_at -= 30.0  # it is time to look
     steps = waiting_in(waiter).steps((waiter, None))
     look = next(steps)
-    assert isinstance(look, Execute)
+    assert look.method == "execute"
     assert looks_after_s(waiter) == pytest.approx(INTERVAL_S)
-    assert look.operation.feed([1, waiter.token + CONTENDED_FLAG], ServerTransport.capabilities)
+    assert look.args[0].feed([1, waiter.token + CONTENDED_FLAG], ServerTransport.capabilities)
     with pytest.raises(StopIteration) as end:
         steps.send(None)
     assert end.value.value.value == waiter.token + CONTENDED_FLAG
@@ -163,7 +162,7 @@ def test_grant_of_an_earlier_place_in_the_queue_is_not_taken(registry: WaiterReg
     waiter = take(registry)
     waiter.arrival = 2
     steps = waiting_in(waiter).steps((waiter, Grant(waiter.token + CONTENDED_FLAG, clock(), b"1")))
-    assert isinstance(next(steps), Listen)
+    assert next(steps).method == "next_message"
     grant = Grant(waiter.token + CONTENDED_FLAG, clock(), b"2")
     with pytest.raises(StopIteration) as end:
         steps.send(grant)
@@ -191,10 +190,9 @@ def test_waiter_that_is_woken_long_after_its_deadline_leaves_within_its_deadline
     waiter, limit = take(registry), Limit(0.0)
     limit.deadline = clock() - 1.0
     leave = next(Waiting(KEY, waiter.token, 60_000, INTERVAL_S, limit).steps((waiter, None)))
-    assert isinstance(leave, Execute)
-    assert isinstance(leave.operation, LeaveQueue)
-    assert leave.limit_s is not None
-    assert leave.limit_s <= -1.0
+    assert leave.method == "execute"
+    assert isinstance(leave.args[0], LeaveQueue)
+    assert leave.args[1] <= -1.0
 
 
 @pytest.mark.parametrize("value", [b"redis-py's", None], ids=["as it was", "gone"])
@@ -204,18 +202,18 @@ def test_lock_that_changed_before_the_watch_was_armed_is_asked_for_again(
     waiter = take(registry)
     steps = waiting_in(waiter).steps((waiter, CHECK))
     join = next(steps)
-    assert isinstance(join, Execute)
-    assert join.operation.feed([2, b"redis-py's", 60_000, 1, 1], ServerTransport.capabilities)
+    assert join.method == "execute"
+    assert join.args[0].feed([2, b"redis-py's", 60_000, 1, 1], ServerTransport.capabilities)
     watch = steps.send(None)
-    assert isinstance(watch, Execute)
-    assert isinstance(watch.operation, Watch)
-    assert watch.operation.feed([b"OK", b"OK", value], ServerTransport.capabilities)
+    assert watch.method == "execute"
+    assert isinstance(watch.args[0], Watch)
+    assert watch.args[0].feed([b"OK", b"OK", value], ServerTransport.capabilities)
     step = steps.send(None)
     if value is None:
-        assert isinstance(step, Execute)
-        assert isinstance(step.operation, JoinQueue)
+        assert step.method == "execute"
+        assert isinstance(step.args[0], JoinQueue)
     else:
-        assert isinstance(step, Listen)
+        assert step.method == "next_message"
 
 
 def test_waiter_that_loses_its_connection_starts_again_with_a_new_token(registry: WaiterRegistry) -> None:
@@ -223,11 +221,11 @@ def test_waiter_that_loses_its_connection_starts_again_with_a_new_token(registry
     waiting = waiting_in(waiter)
     steps = waiting.steps((waiter, BROKEN))
     leave = next(steps)
-    assert isinstance(leave, Execute)
-    assert leave.operation.feed(None, ServerTransport.capabilities)
+    assert leave.method == "execute"
+    assert leave.args[0].feed(None, ServerTransport.capabilities)
     enter = steps.send(None)
-    assert isinstance(enter, Enter)
-    assert enter.token == waiting.token != waiter.token
+    assert enter.method == "enter"
+    assert enter.args[1] == waiting.token != waiter.token
 
 
 @pytest.mark.parametrize("is_old", [False, True], ids=["new", "old"])
@@ -238,13 +236,13 @@ def test_ticket_is_redeemed_whatever_the_age_of_its_grant(registry: WaiterRegist
     assert waiting.granted(waiter, grant) is None
     steps = waiting.steps((waiter, grant))
     redeem = next(steps)
-    assert isinstance(redeem, Execute)
-    assert isinstance(redeem.operation, Redeem)
-    redeem.operation.request(ServerTransport.capabilities, 7.0)
-    assert redeem.operation.feed([TAKEN], ServerTransport.capabilities)
+    assert redeem.method == "execute"
+    assert isinstance(redeem.args[0], Redeem)
+    redeem.args[0].request(ServerTransport.capabilities, 7.0)
+    assert redeem.args[0].feed([TAKEN], ServerTransport.capabilities)
     with pytest.raises(StopIteration) as end:
         steps.send(None)
-    assert (end.value.value.since, waiting.held_with, waiting.attempt) == (7.0, b"own", redeem.operation)
+    assert (end.value.value.since, waiting.held_with, waiting.attempt) == (7.0, b"own", redeem.args[0])
 
 
 def test_waiter_whose_ticket_was_lost_starts_again_with_a_new_one(registry: WaiterRegistry) -> None:
@@ -252,15 +250,15 @@ def test_waiter_whose_ticket_was_lost_starts_again_with_a_new_one(registry: Wait
     waiting = Waiting(KEY, waiter.token, 60_000, INTERVAL_S, Limit(None), b"own")
     steps = waiting.steps((waiter, Grant(waiter.token + CONTENDED_FLAG, clock(), b"1")))
     redeem = next(steps)
-    assert isinstance(redeem, Execute)
-    assert redeem.operation.feed([LOST], ServerTransport.capabilities)
+    assert redeem.method == "execute"
+    assert redeem.args[0].feed([LOST], ServerTransport.capabilities)
     leave = steps.send(None)
-    assert isinstance(leave, Execute)
-    assert isinstance(leave.operation, LeaveQueue)
-    assert leave.operation.feed(None, ServerTransport.capabilities)
+    assert leave.method == "execute"
+    assert isinstance(leave.args[0], LeaveQueue)
+    assert leave.args[0].feed(None, ServerTransport.capabilities)
     enter = steps.send(None)
-    assert isinstance(enter, Enter)
-    assert enter.token == waiting.token != waiter.token
+    assert enter.method == "enter"
+    assert enter.args[1] == waiting.token != waiter.token
 
 
 @pytest.mark.parametrize("is_there", [0, 1], ids=["lost", "kept"])
@@ -274,10 +272,10 @@ def test_health_check_that_finds_the_places_of_all_lost_wakes_the_others(
     poller.key_queue.checked_at -= 30.0  # a health check is due
     steps = waiting_in(poller).steps((poller, None))
     check = next(steps)
-    assert isinstance(check, Execute)
+    assert check.method == "execute"
     answer: list[Any] = [0, new_token() + CONTENDED_FLAG, 60_000, 0, is_there]
-    assert check.operation.feed(answer, ServerTransport.capabilities)
-    assert isinstance(steps.send(None), Listen)
+    assert check.args[0].feed(answer, ServerTransport.capabilities)
+    assert steps.send(None).method == "next_message"
     assert told == ([] if is_there else [CHECK])
 
 
@@ -301,16 +299,16 @@ def test_waiter_in_a_slot_that_moves_tries_once_and_pauses(registry: WaiterRegis
     waiter = take(registry)
     steps = waiting_in(waiter).steps((waiter, CHECK))
     join = next(steps)
-    assert isinstance(join, Execute)
-    assert join.operation.feed(hiredis.ReplyError("TRYAGAIN Multiple keys"), ServerTransport.capabilities)
+    assert join.method == "execute"
+    assert join.args[0].feed(hiredis.ReplyError("TRYAGAIN Multiple keys"), ServerTransport.capabilities)
     attempt = steps.send(None)
-    assert isinstance(attempt, Execute)
-    assert isinstance(attempt.operation, Acquire)
-    assert attempt.operation.token != waiter.token
+    assert attempt.method == "execute"
+    assert isinstance(attempt.args[0], Acquire)
+    assert attempt.args[0].token != waiter.token
     pause = steps.send(None)
-    assert isinstance(pause, Sleep)
-    assert pause.seconds == INTERVAL_S
-    assert isinstance(steps.send(None), Enter)
+    assert pause.method == "sleep"
+    assert pause.args[0] == INTERVAL_S
+    assert steps.send(None).method == "enter"
 
 
 def test_late_reply_brings_back_no_waiter_that_has_left(registry: WaiterRegistry) -> None:

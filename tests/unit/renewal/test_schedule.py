@@ -14,7 +14,7 @@ from redislock_fast import LossReason
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
 from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempting
-from redislock_fast._procedures.steps import Execute
+from redislock_fast._procedures.steps import Do
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._renewal.schedule import Record, Schedule, late_entries, renewing
@@ -116,9 +116,9 @@ def test_renewal_that_succeeds_after_the_lease_does_not_revive_it() -> None:
     steps = renewing([held], losses)
     next(steps)
     step = steps.send([[0]])
-    assert isinstance(step, Execute)
-    step.operation.request(Capabilities(), clock())
-    assert step.operation.feed([1], Capabilities())
+    assert step.method == "execute"
+    step.args[0].request(Capabilities(), clock())
+    assert step.args[0].feed([1], Capabilities())
     held.expires_at = clock()
     with pytest.raises(StopIteration):
         steps.send(None)
@@ -147,7 +147,7 @@ def test_first_and_last_failure_of_a_series_are_logged(caplog: pytest.LogCapture
     caplog.set_level(logging.INFO)
     held = lease(clock() + 60.0)
     for verdict in (Verdict(None, None), Verdict(None, None), Verdict(True, clock() + 60.0), Verdict(True, None)):
-        steps = attempting([held], Execute(ReadHolder(b"name"), 1.0), lambda: [verdict], [])  # noqa: B023 - called at once
+        steps = attempting([held], Do("execute", ReadHolder(b"name"), 1.0), lambda: [verdict], [])  # noqa: B023 - called at once
         next(steps)
         with pytest.raises(StopIteration):
             next(steps)

@@ -13,7 +13,7 @@ import pytest
 
 from redislock_fast._pipe.base import Forked
 from redislock_fast._procedures.call import CleanupEntries
-from redislock_fast._procedures.steps import CallHook, Sleep, Steps
+from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._transport.loop import driver as loop_driver
 from redislock_fast._transport.threads import driver as thread_driver
 from redislock_fast._util import fork
@@ -58,7 +58,7 @@ def test_entries_of_steps_are_cleaned_up_when_they_have_ended(drive: Drive, fail
     to_clean_up: CleanupEntries = []
 
     def steps() -> Steps:
-        yield Sleep(0)
+        yield Do("sleep", 0)
         to_clean_up.append(ENTRY)
         if fails:
             raise LookupError
@@ -80,8 +80,8 @@ def test_steps_in_which_a_signal_handler_forks_end_in_the_child(monkeypatch: pyt
         monkeypatch.setattr(fork, "generation", lambda: -1)
 
     def steps() -> Steps:
-        yield CallHook(hook)
-        yield CallHook(hook)
+        yield Do("call", hook)
+        yield Do("call", hook)
 
     with pytest.raises(Forked):
         in_thread(Transport(), steps(), [])

@@ -162,6 +162,9 @@ class LoopClusterTransport(ClusterRules[AsyncConnection], LoopServerTransport):
 
     async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Waiter | None:
         """A waiter, at the node that has the lock's slot; see `LoopServerTransport.enter`."""
+        waiter = self.waiter(key, token)
+        if waiter is not None:  # as in most cases
+            return waiter
         route = Route(ReadHolder(key), limit_s, self._retry)
         return await self._follow(route, lambda node: node.enter(key, token, route.left_s()))
 

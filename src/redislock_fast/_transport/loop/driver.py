@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import (
@@ -15,26 +16,14 @@ from redis.exceptions import (
 )
 
 from redislock_fast._pipe.loop_py import running_loop
-from redislock_fast._procedures.steps import (
-    AwaitTurn,
-    CallHook,
-    Enter,
-    Execute,
-    ExecuteAll,
-    ExecuteDedicated,
-    Listen,
-    Sleep,
-    Split,
-    Steps,
-    name_lock,
-)
+from redislock_fast._procedures.steps import Steps, name_lock
 from redislock_fast._transport.base import Encoding, Registry
 from redislock_fast._transport.client import ClientEncoding
 from redislock_fast._transport.kinds import Kind, changes_protocols, is_mock, kind_of, sends_by_itself
 from redislock_fast._transport.loop.client import LoopClientTransport, LoopPoolTransport
 from redislock_fast._transport.loop.cluster import LoopClusterTransport
 from redislock_fast._transport.loop.server import LoopServerTransport
-from redislock_fast._transport.observer import execute_observed_async
+from redislock_fast._transport.observer import AsyncObserved
 from redislock_fast._util import fork
 from redislock_fast._util.tracing import is_observed
 
@@ -161,14 +150,23 @@ def transport_of(client: Any) -> AsyncTransport:
     return _transports.get(id(owner)) or _transports.add(owner, lambda owner: make(owner, kind))
 
 
-async def drive(  # noqa: PLR0912  # one branch for each kind of step
-    transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None, client: Any = None
-) -> Any:
+async def _sleep(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+def _call(function: Callable[..., Awaitable[Any]], *args: Any) -> Awaitable[Any]:
+    return function(*args)
+
+
+_OWN: dict[str, Callable[..., Awaitable[Any]]] = {"sleep": _sleep, "call": _call}
+
+
+async def drive(transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None, client: Any = None) -> Any:
     """Do what the steps say. Returns what they return.
 
     Args:
-        transport: the `AsyncTransport` of the server or cluster that the steps are about, or what a wing has in its
-            place; or the running loop's own server transport, for a task that was dropped: then this may be any thread.
+        transport: the `AsyncTransport` of the server or cluster that the steps are about, or the servers of a Redlock;
+            or the running loop's own server transport, for a task that was dropped: then this may be any thread.
         steps: the procedure.
         to_clean_up: the steps add to it what must be cleaned up.
         client: whose own tracer observes the operations; None: only tracers of all clients do.
@@ -177,32 +175,11 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
     step, is_dropped = None, False
     try:
         step = next(steps)
+        observed = AsyncObserved(server, client) if is_observed(client) else server
         while True:
-            answer: Any = None
             try:
-                if type(step) is Listen:
-                    answer = await server.listen(step.waiter, step.timeout_s)
-                elif type(step) is Execute:
-                    if is_observed(client):
-                        await execute_observed_async(server, step.operation, step.limit_s, client)
-                    else:
-                        await server.execute(step.operation, step.limit_s)
-                elif type(step) is Enter:
-                    answer = server.waiter(step.key, step.token)
-                    if answer is None:
-                        answer = await server.enter(step.key, step.token, step.limit_s)
-                elif type(step) is AwaitTurn:
-                    await step.waiter.wait(step.timeout_s)
-                elif type(step) is ExecuteDedicated:
-                    await server.execute_dedicated(step.operation, step.limit_s, step.slow_s)
-                elif type(step) is Sleep:
-                    await asyncio.sleep(step.seconds)
-                elif type(step) is Split:
-                    answer = await server.split(step.keys)
-                elif type(step) is CallHook:
-                    answer = await step.call()
-                elif type(step) is ExecuteAll:
-                    await server.execute_all(step.operations, step.limit_s)
+                method = _OWN.get(step.method) or getattr(observed, step.method)
+                answer = await method(*step.args)
             except BaseException as error:
                 name_lock(step, error)
                 step = steps.throw(error)
@@ -211,7 +188,7 @@ async def drive(  # noqa: PLR0912  # one branch for each kind of step
     except StopIteration as end:
         return end.value
     except BaseException as error:
-        step = answer = None  # the error keeps this frame, which must keep no connection
+        step = method = answer = None  # the error keeps this frame, which must keep no connection
         is_dropped = isinstance(error, GeneratorExit)
         steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
     finally:

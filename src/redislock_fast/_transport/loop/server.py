@@ -316,6 +316,9 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
 
     async def enter(self, key: bytes, token: bytes, limit_s: float | None) -> Waiter | None:
         """Listen for messages about a lock; see `ThreadServerTransport.enter`."""
+        waiter = self.waiter(key, token)
+        if waiter is not None:  # as in most cases
+            return waiter
         attempts = self._attempts(limit_s)
         while True:
             connection = self.connection
@@ -343,7 +346,7 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
         """The keys' indexes, grouped by server: here, one group."""
         return [range(len(keys))]
 
-    def listen(self, waiter: Waiter, timeout_s: float) -> Awaitable[object]:
+    def next_message(self, waiter: Waiter, timeout_s: float) -> Awaitable[object]:
         """The next message for a waiter; None when none has come within `timeout_s` seconds."""
         mailbox: Any = waiter.mailbox
         told: Awaitable[object] = mailbox.wait(waiter, timeout_s)

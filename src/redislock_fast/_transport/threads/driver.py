@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._pipe.base import Forked
-from redislock_fast._procedures.steps import (
-    AwaitTurn,
-    CallHook,
-    Enter,
-    Execute,
-    ExecuteAll,
-    ExecuteDedicated,
-    Listen,
-    Sleep,
-    Split,
-    Steps,
-    name_lock,
-)
+from redislock_fast._procedures.steps import Steps, name_lock
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.kinds import Kind, is_mock, kind_of, sends_by_itself
-from redislock_fast._transport.observer import execute_observed
+from redislock_fast._transport.observer import Observed
 from redislock_fast._transport.threads.client import ThreadClientTransport
 from redislock_fast._transport.threads.cluster import ThreadClusterTransport
 from redislock_fast._transport.threads.server import ThreadServerTransport
@@ -67,14 +56,23 @@ def transport_of(client: Any) -> ThreadServerTransport:
     return _servers.get(id(owner)) or _servers.add(owner, kind)
 
 
-def drive(  # noqa: PLR0912  # one branch for each kind of step
-    transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None, client: Any = None
-) -> Any:
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+_OWN: dict[str, Callable[..., Any]] = {"sleep": _sleep, "call": _call}
+
+
+def drive(transport: Any, steps: Steps, to_clean_up: CleanupEntries | None = None, client: Any = None) -> Any:
     """Do what the steps say. Returns what they return.
 
     Args:
-        transport: the `ThreadServerTransport` of the server or cluster that the steps are about, or what a wing has in
-            its place.
+        transport: the `ThreadServerTransport` of the server or cluster that the steps are about, or the servers of a
+            Redlock.
         steps: the procedure.
         to_clean_up: the steps add to it what must be cleaned up.
         client: whose own tracer observes the operations; None: only tracers of all clients do.
@@ -85,32 +83,13 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
     step: Any = None
     try:
         step = next(steps)
+        server = Observed(transport, client) if is_observed(client) else transport
         while True:
-            answer: Any = None
             try:
                 if fork.generation() != generation:  # by a signal handler, between two steps
                     raise Forked
-                if type(step) is Listen:
-                    answer = transport.hear(step.waiter.mailbox, step.timeout_s)
-                elif type(step) is Execute:
-                    if is_observed(client):
-                        execute_observed(transport, step.operation, step.limit_s, client)
-                    else:
-                        transport.execute(step.operation, step.limit_s)
-                elif type(step) is Enter:
-                    answer = transport.enter(step.key, step.token, step.limit_s)
-                elif type(step) is AwaitTurn:
-                    step.waiter.wait(step.timeout_s)
-                elif type(step) is ExecuteDedicated:
-                    transport.execute_dedicated(step.operation, step.limit_s, step.slow_s)
-                elif type(step) is Sleep:
-                    time.sleep(step.seconds)
-                elif type(step) is Split:
-                    answer = transport.split(step.keys)
-                elif type(step) is CallHook:
-                    answer = step.call()
-                elif type(step) is ExecuteAll:
-                    transport.execute_all(step.operations, step.limit_s)
+                method = _OWN.get(step.method) or getattr(server, step.method)
+                answer = method(*step.args)
             except BaseException as error:
                 name_lock(step, error)
                 step = steps.throw(error)
@@ -119,7 +98,7 @@ def drive(  # noqa: PLR0912  # one branch for each kind of step
     except StopIteration as end:
         return end.value
     except BaseException as error:
-        step = answer = None  # the error keeps this frame, which must keep no connection
+        step = method = answer = None  # the error keeps this frame, which must keep no connection
         steps.throw(error)  # an interrupt between two steps; where the steps have raised it, they have ended
     finally:
         if to_clean_up:

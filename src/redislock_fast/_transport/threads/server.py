@@ -240,6 +240,10 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering, pa
             if not was_inside:
                 self.inside.discard(thread)
 
+    def next_message(self, waiter: Waiter, timeout_s: float) -> object:
+        """Wait for the next message for a waiter; see `hear`."""
+        return self.hear(waiter.mailbox, timeout_s)
+
     @property
     def is_entered(self) -> bool:
         """Whether the calling thread is inside already: then this runs in a signal handler or a finalizer."""
