@@ -164,3 +164,18 @@ class ReleaseCall:
         self.request, self.ours = release_request(connection.capabilities, self.key, self.token, self.contended)
         self.connection = connection
         return self.request
+
+
+def _share_keys(kind: type[Any]) -> None:
+    """Have all instances share the table of their attributes' names.
+
+    CPython 3.11 closes the table as instances are made. Where many calls begin before the first has sent its request,
+    each would have a dict of its own: with 100 tasks, a pair would take a tenth more instructions.
+    """
+    call = kind()
+    for name in kind.__annotations__:
+        setattr(call, name, None)
+
+
+_share_keys(Call)
+_share_keys(ReleaseCall)

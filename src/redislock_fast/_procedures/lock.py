@@ -109,6 +109,7 @@ class LockBase(LingerBase):
         call.ttl_ms = self._ttl_ms
         if wait_s is not None:
             call.wait_s, call.limit, call.sleep_s = wait_s, Limit(wait_s), sleep_s
+        call.waits = blocking
         call.joins = blocking and before is None and self._wait == "push"
         return True
 

@@ -215,8 +215,6 @@ class LockSettings:
         if blocking_timeout is not None:
             wait_seconds(blocking_timeout, "blocking_timeout")
         self._options = self._linger_ms = None  # and not in the class, where Python 3.11 is slow to find them
-        self._is_direct = True
-        self._wait = "push"
         self._redis = redis
         self._transport = transport = self._transport_of(redis)
         self._pool = getattr(redis, "connection_pool", None)
