@@ -1,4 +1,4 @@
-"""The circuit breaker of a lock: hears of connection errors and timeouts, and refuses calls while it is open."""
+"""The circuit breaker of a lock: it gets connection errors and timeouts, and refuses calls while it is open."""
 
 from __future__ import annotations
 
@@ -22,16 +22,9 @@ class Breaker(Protocol):
         """A context manager: entered to make a call, left with the call's error or without one."""
 
 
-_UNGUARDED = contextlib.nullcontext()
-
-
-def guarded(breaker: Breaker | None) -> AbstractContextManager[None]:
-    """The context of an acquire. The breaker hears of connection errors and timeouts alone."""
-    return _UNGUARDED if breaker is None else _guarded(breaker)
-
-
 @contextlib.contextmanager
-def _guarded(breaker: Breaker) -> Iterator[None]:
+def guarded(breaker: Breaker) -> Iterator[None]:
+    """The context of an acquire. The breaker gets connection errors and timeouts alone."""
     other: BaseException | None = None
     with breaker.calling():
         try:

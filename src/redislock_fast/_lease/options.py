@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -240,6 +241,14 @@ class Options:
         """Whether any of them makes a difference."""
         is_seen = self.observers != ()
         return self.watches or self.reentrant or is_seen or any(map(_is_given, (self.adaptive, self.breaker)))
+
+    def guarded(self) -> AbstractContextManager[None]:
+        """The context of an acquire, in which a circuit breaker gets connection errors and timeouts alone."""
+        if self.breaker is None:
+            return nullcontext()
+        from redislock_fast._lease.breaker import guarded  # noqa: PLC0415  # few have one
+
+        return guarded(self.breaker)
 
     def check(self, ttl_ms: int | None, thread_local: bool, for_tasks: bool) -> None:
         """Check that a lock can be held with these options.

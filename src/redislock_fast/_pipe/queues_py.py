@@ -12,7 +12,6 @@ import socket
 import ssl
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Iterable
 from enum import Enum
@@ -167,11 +166,16 @@ class Bell:
     Any thread may ring as long as it lives: its sockets are closed when it is collected.
     """
 
+    _ends: tuple[socket.socket, ...] = ()
+
     def __init__(self) -> None:
-        self._heard, self._rung = socket.socketpair()
-        for end in (self._heard, self._rung):
+        self._ends = self._heard, self._rung = socket.socketpair()
+        for end in self._ends:
             end.settimeout(0)
-            weakref.finalize(self, end.close).atexit = False
+
+    def __del__(self) -> None:
+        for end in self._ends:  # at the end of the interpreter, too
+            end.close()
 
     def ring(self) -> None:
         """Wake the lead, now or when it next sleeps."""

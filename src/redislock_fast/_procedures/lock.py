@@ -18,7 +18,6 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
 )
 
-from redislock_fast._lease.breaker import guarded
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.metrics import report, report_call, report_end_later
 from redislock_fast._lease.note import Held, Note
@@ -210,7 +209,7 @@ class LockBase(LingerBase):
         pending = call.owner = PendingOwner(owner)
         before = pending.token
         try:
-            with guarded(options.breaker):
+            with options.guarded():
                 acquired = yield from self._acquiring_by(call)
                 if acquired and not (yield from self._completing(options, pending, call.deadline)):
                     call.left += self._drop_failed(owner, pending, before, token)

@@ -26,7 +26,6 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._lease.breaker import guarded
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.long_waits import tell_if_long
 from redislock_fast._lease.metrics import report, report_call, waiting_of
@@ -178,7 +177,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             self._set_ttl(options.adaptive.ttl_ms(self._name))
         asked_at = clock()
         try:
-            with guarded(options.breaker):
+            with options.guarded():
                 majority = yield from self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
             if majority is not None:
                 self._begin(options, owner, majority, asked_at, task)

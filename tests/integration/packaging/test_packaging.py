@@ -32,7 +32,7 @@ MODULES = sorted(
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     for path in PACKAGE.rglob("*.py")
 )
-INNER = {"_lease", "_pipe", "_procedures", "_protocol", "_transport", "_util", "_version"}
+INNER = {"_lease", "_pipe", "_procedures", "_protocol", "_renewal", "_transport", "_util", "_version"}
 SHOW = "import redislock_fast; print(redislock_fast.implementation)"
 VARIABLE = "REDISLOCK_FAST_IMPLEMENTATION"
 
