@@ -187,7 +187,7 @@ def test_batch_with_an_error_for_one_lock_leaves_no_lock(world: World, clients: 
 
 def test_redlock_holds_a_majority(world: World, clients: Clients) -> None:
     apart = [Clients(world, "fakeredis", 0) for _ in range(3)]
-    lock = world.redlock([each.make() for each in apart], timeout=10)
+    lock = world.redlock([each.make() for each in apart], timeout=10, limit=PATIENCE_S / 2)
     assert lock.acquire()
     assert sum(each.keys() == {"name"} for each in apart) >= 2
     lock.release()

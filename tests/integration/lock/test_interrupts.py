@@ -317,6 +317,8 @@ def test_acquire_interrupted_at_any_line(world: World, settings: dict[str, Any])
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
 def test_acquire_of_a_redlock_interrupted_at_any_line(world: World, settings: dict[str, Any]) -> None:
+    if settings and isinstance(world, LoopWorld):
+        pytest.skip("an interrupt in a callback of the renewer may end the run of the loop later")
     world.do(world.redlock().locked)  # connects
     for number in range(1, 1000):
         lock = world.redlock(**settings)
