@@ -33,7 +33,7 @@ def reply_within_s(limit_s: float, reply_s: float) -> float:
     """How long to wait for the reply to a request that leaves now, in seconds.
 
     Args:
-        limit_s: for how long the caller waits, in seconds from 0; a request under way may take `GRACE_S` more.
+        limit_s: how long the caller waits, in seconds from 0; a request under way may take `GRACE_S` more.
         reply_s: how long the server may take for a reply, in seconds; below 0: forever.
     """
     bounded_s = limit_s + GRACE_S

@@ -8,16 +8,16 @@ from __future__ import annotations
 import pytest
 
 from redislock_fast._lease.owner import SharedOwner
-from redislock_fast._procedures.call import Call
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._util.times import Limit, clock
 from tests.support.bare_locks import KEY, BareLock, Kept
 
 
 def test_acquire_that_is_refused_after_its_deadline_asks_no_more() -> None:
-    call = Call.of(KEY, SharedOwner())
+    lock = BareLock(Kept(), KEY, timeout=10)
+    call = lock._call(SharedOwner(), None, None)
     call.limit = limit = Limit(60.0)
-    steps = BareLock(Kept(), KEY, timeout=10)._acquiring_until(call)
+    steps = lock._acquiring_until(call)
     attempt = next(steps)
     assert attempt.method == "execute"
     assert not attempt.args[0].feed(None, Capabilities())

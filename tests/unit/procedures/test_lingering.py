@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.lingering import Turn
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
@@ -90,7 +89,7 @@ def test_interrupted_acquire_lets_the_key_linger_that_it_has_taken(monkeypatch: 
 
     monkeypatch.setattr(lock, "_hold", hold_and_interrupt)
     owner = lock._mine()
-    call = Call.of(KEY, owner)
+    call = lock._call(owner, None, None)
     with pytest.raises(KeyboardInterrupt):
         next(lock._acquiring(call))
     assert (owner.token, owner.cached) == (None, None)
@@ -107,7 +106,7 @@ def test_lock_with_an_overridden_hook_that_has_waited_in_memory_asks_the_server_
     turn = _turn_at(cached := kept.key_cache.of(KEY))
     assert cached.try_lock(turn.waiter)
     lock = Hooked(kept, KEY, timeout=10, linger=1)
-    steps = lock._acquiring(Call.of(KEY, lock._mine()), turn)
+    steps = lock._acquiring(lock._call(lock._mine(), None, None), turn)
     step: Any = next(steps)
     assert (step.method, step.args[0].ttl_ms) == ("execute", 10_000)
     assert cached.locked_by == {}
@@ -131,7 +130,7 @@ def test_key_that_would_not_outlive_the_whole_timeout_is_confirmed_first(age_s: 
     kept: Any = Kept()
     cached = kept.keep(lease_of(clock() - age_s), clock() + 1)
     lock = BareLock(kept, KEY, timeout=10, linger=1)
-    steps = lock._acquiring(Call.of(KEY, lock._mine()))
+    steps = lock._acquiring(lock._call(lock._mine(), None, None))
     if is_taken:
         assert _ended(steps, None) is True
         assert lock._mine().expiry[1] == pytest.approx(clock() + 10)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redislock_fast._pipe.base import NOT_ASKED
 from redislock_fast._procedures.lingering import Turn
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._transport.threads.driver import drive
@@ -60,7 +59,6 @@ class CachedBase(LockBase):
 
     def _begin_lingering(self, call: Call, turn: Turn) -> None:
         """Take the key by the call's first request, and note it in the turn, which has the local lock."""
-        reply: object = NOT_ASKED
         try:
             reply = self._transport.begin(call)
             if reply == call.ours:
