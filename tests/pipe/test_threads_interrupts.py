@@ -7,6 +7,7 @@ than signals do, which strike at some of them only, and at the more the older th
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import sys
 import threading
@@ -38,7 +39,8 @@ def interrupt() -> None:
 def handled_at(number: int, work: Callable[[], object], handle: Callable[[], object]) -> bool:
     """Run a handler before the n-th instruction of the work in the pipe's files.
 
-    Returns False where there are fewer. The handler's `Interrupted` ends the work.
+    Returns False where there are fewer. The handler's `Interrupted` ends the work. No garbage is collected meanwhile: an
+    interrupt in the finalizer of an earlier pipe would only be printed.
     """
     count = 0
 
@@ -59,6 +61,7 @@ def handled_at(number: int, work: Callable[[], object], handle: Callable[[], obj
         return on_instruction
 
     sys._getframe().f_trace_opcodes = True  # 3.12 looks whether there is such a frame only when tracing is set
+    gc.disable()
     sys.settrace(on_call)
     try:
         work()
@@ -66,6 +69,7 @@ def handled_at(number: int, work: Callable[[], object], handle: Callable[[], obj
         pass
     finally:
         sys.settrace(None)
+        gc.enable()
     return count >= number
 
 

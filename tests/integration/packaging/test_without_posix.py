@@ -18,6 +18,7 @@ import asyncio, functools, os, pathlib, runpy, select, signal, socket, ssl, subp
 os.environ["REDISLOCK_FAST_IMPLEMENTATION"] = "python"
 for module in ("fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"):
     sys.modules[module] = None
+sys.modules["numpy"] = None  # it was built with POSIX and asks for os.uname; fakeredis does without it
 socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)  # for the event loop: Windows has its own
 for module, names in {
     os: "fork forkpty getpgid getuid killpg pipe2 posix_spawn register_at_fork setsid uname WNOHANG",
