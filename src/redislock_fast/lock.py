@@ -21,7 +21,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 from redislock_fast._lease import owner as owners
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
-from redislock_fast._lease.owner import ThreadOwner
+from redislock_fast._lease.owner import ThreadOwners
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._procedures.settings import Hooks, not_entered
 from redislock_fast._procedures.steps import Steps
@@ -127,10 +127,10 @@ class Lock(CachedBase, redis.lock.Lock):
     def _transport_of(client: Any) -> ThreadServerTransport:
         return transport_of(client)
 
-    def _new_owner(self) -> ThreadOwner:
+    def _new_owner(self) -> ThreadOwners:
         return owners.of_threads()
 
-    def _heirs_of(self, former: ThreadOwner) -> ThreadOwner:
+    def _heirs_of(self, former: ThreadOwners) -> ThreadOwners:
         return owners.heirs_of(former)
 
     def _renewer(self) -> Renewer:
@@ -201,7 +201,7 @@ class Lock(CachedBase, redis.lock.Lock):
             self._follow_pool()
         if timeout is not None:
             raise wrong_timeout(self)
-        owner, options, transport = self._owners, self._options, self._transport
+        owner, options, transport = self._owners.owner, self._options, self._transport
         if self._linger_ms is not None and options is None and token is blocking_timeout is None:
             return self._take_lingering(owner) or self._acquire_lingering(self._call(owner, sleep, blocking))
         call = self._call(owner, sleep, blocking, blocking_timeout, token)
@@ -253,14 +253,14 @@ class Lock(CachedBase, redis.lock.Lock):
         """
         if self._generation != fork.generation():
             self._own_nothing()
-        owner = self._owners
+        owner = self._owners.owner
         cached = owner.cached if self._linger_ms is not None and self._options is None else None
         if cached is not None and self._has_own_release():
             self._release_here(owner, cached)
             return
         if self._local is not threading.local:
             self._adapt_to_patch()
-            owner = self._owners
+            owner = self._owners.owner
         pool = self._pool
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()

@@ -28,15 +28,15 @@ FAULTS = (
     Fault(
         "every greenlet goes on with what a thread held before a patch",
         "_lease/owner.py",
-        "            if _is_main_greenlet():\n",
-        "            if True:\n",
+        "former.owner if _is_main_greenlet() else Owner()",
+        "former.owner",
         _HELD,
     ),
     Fault(
         "holder forgets at a patch what it holds",
         "_lease/owner.py",
-        "for name, value in held.items():",
-        "for name, value in ():",
+        "former.owner if _is_main_greenlet() else Owner()",
+        "Owner()",
         _HELD,
     ),
     Fault(

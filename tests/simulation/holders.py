@@ -59,7 +59,7 @@ class Stay:
         self.holder = holder
         self.who = holder.name
         self.lock = weakref.ref(lock)
-        self.lease = weakref.ref(lock.local.lease)
+        self.lease = weakref.ref(lock._held().lease)
         self.key = holder.key
         token = token_of(lock)
         assert token is not None

@@ -2,9 +2,9 @@
 
 Other projects read and set `lock.local.token`, as on redis-py's locks: `local.py` has it.
 
-Thread safety: each thread has a `ThreadOwner` of its own. All threads or tasks that share a lock object with
-`thread_local=False` use one `SharedOwner`; each attribute is assigned as a whole. Each acquire has a `PendingOwner` of
-its own. The owners of tasks are in `task_owner.py`.
+Thread safety: each thread has an `Owner` of its own, which `ThreadOwners` finds. All threads or tasks that share a lock
+object with `thread_local=False` use one `SharedOwner`; each attribute is assigned as a whole. Each acquire has a
+`PendingOwner` of its own. The owners of tasks are in `task_owner.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import asyncio
 import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.prolonging import Prolonging, Prolongings
@@ -33,7 +32,7 @@ __all__ = [
     "Owner",
     "PendingOwner",
     "SharedOwner",
-    "ThreadOwner",
+    "ThreadOwners",
     "current_task",
     "heirs_of",
     "of_threads",
@@ -49,8 +48,11 @@ def current_task() -> asyncio.Task[Any] | None:
         return None
 
 
+_NEVER: tuple[bytes | None, float | None] = (None, None)
+
+
 class Owner:
-    """The token and lease of one owner: the defaults below until it acquires.
+    """The token and lease of one owner.
 
     Attributes:
         token: the held lock's token; None where the lock is not held.
@@ -74,28 +76,48 @@ class Owner:
         forgotten_by: the dict from which a task's owner was removed; an acquire that then succeeds calls `hold`.
     """
 
-    if not TYPE_CHECKING:  # mypy takes it for a promise that an owner has no attributes
-        __slots__ = ()  # 16 bytes less in each ThreadOwner
+    __slots__ = (
+        "__weakref__",
+        "attempt",
+        "booked",
+        "cached",
+        "contended",
+        "expiry",
+        "extra",
+        "fence",
+        "forgotten_by",
+        "kept",
+        "left",
+        "limit",
+        "note",
+        "own_token",
+        "prolongings",
+        "releasing",
+        "retries",
+        "token",
+    )
 
-    token: bytes | None = None
-    expiry: tuple[bytes | None, float | None] = (None, None)
-    attempt: commands.Acquire | None = None
-    releasing: bytes | None = None
-    left: bytes | None = None
-    contended: bytes | None = None
-    own_token: bytes | None = None
-    retries = 0
-    prolongings: Prolongings | None = None
-    booked: tuple[bytes | None, float | None] | None = None
-    fence: int | None = None
-    note: Note | None = None
-    kept: Lease | None = None
-    extra: Any = None
-    limit: Limit | None = None
-    cached: CachedKey | None = None
-    forgotten_by: dict[Any, Any] | None = None
     is_shared = False  # whether callers may use it at the same time: then no acquire is noted in `note`
     book_mutex: AbstractContextManager[Any] = nullcontext()  # for `prolongings` and `booked`: of a shared owner alone
+
+    def __init__(self) -> None:
+        self.token: bytes | None = None
+        self.expiry: tuple[bytes | None, float | None] = _NEVER
+        self.attempt: commands.Acquire | None = None
+        self.releasing: bytes | None = None
+        self.left: bytes | None = None
+        self.contended: bytes | None = None
+        self.own_token: bytes | None = None
+        self.retries: int = 0
+        self.prolongings: Prolongings | None = None
+        self.booked: tuple[bytes | None, float | None] | None = None
+        self.fence: int | None = None
+        self.note: Note | None = None
+        self.kept: Lease | None = None
+        self.extra: Any = None
+        self.limit: Limit | None = None
+        self.cached: CachedKey | None = None
+        self.forgotten_by: dict[Any, Any] | None = None
 
     @property
     def lease(self) -> Lease | None:
@@ -228,21 +250,45 @@ class Owner:
         return self
 
 
-class ThreadOwner(Owner):
-    """The owners of all threads that use one lock object: each thread sees attributes of its own.
+class ThreadOwners:
+    """The owners of all threads that use one lock object.
 
-    `of_threads` derives from it and from `threading.local`, of which gevent and eventlet have others.
+    `of_threads` derives from it and from `threading.local`, of which gevent and eventlet have others. An attribute of
+    that costs some 300 instructions: so it has one alone.
+
+    Attributes:
+        owner: the calling thread's.
     """
 
-    if not TYPE_CHECKING:
-        __slots__ = ()
+    owner: Owner
+
+    def mine(self) -> Owner:
+        """The owner in which the caller's acquire is noted."""
+        return self.owner
+
+    def held(self) -> Owner:
+        """The owner whose lock the caller may use."""
+        return self.owner
+
+    def taken(self) -> Owner:
+        """The owner in whose place the caller may hold."""
+        return self.owner
+
+    @property
+    def token(self) -> bytes | None:
+        """The token with which the calling thread may release the lock."""
+        return self.owner.token
+
+    @token.setter
+    def token(self, token: bytes | None) -> None:
+        self.owner.token = token
 
 
-of_threads: type[ThreadOwner]
+of_threads: type[ThreadOwners]
 _heirs: Any
 
 
-def heirs_of(former: ThreadOwner) -> ThreadOwner:
+def heirs_of(former: ThreadOwners) -> ThreadOwners:
     """Make the owners of the greenlets that use a lock object from before a patch of `threading`.
 
     A thread's main greenlet goes on with what the thread has held. All others hold nothing.
@@ -255,18 +301,13 @@ def _make_kinds() -> None:
     global of_threads, _heirs  # the only place that changes them
     local: Any = threading.local
 
-    class Owners(ThreadOwner, local):  # type: ignore[misc]  # of a class that is not known before
-        __slots__ = ()
+    class Owners(ThreadOwners, local):  # type: ignore[misc]  # of a class that is not known before
+        def __init__(self) -> None:  # called in each thread
+            self.owner = Owner()
 
-    class Heirs(Owners):
-        __slots__ = ()
-
-        def __init__(self, former: ThreadOwner) -> None:  # called in each greenlet
-            if _is_main_greenlet():
-                held = dict(vars(former))
-                vars(former).clear()  # before: in eventlet, the first assignment calls this method again
-                for name, value in held.items():
-                    setattr(self, name, value)
+    class Heirs(ThreadOwners, local):  # type: ignore[misc]  # as above
+        def __init__(self, former: ThreadOwners) -> None:  # called in each greenlet
+            self.owner = former.owner if _is_main_greenlet() else Owner()
 
     of_threads, _heirs = Owners, Heirs
 
@@ -280,15 +321,19 @@ _make_kinds()
 patching.on_patch(_make_kinds)
 
 
-class SharedOwner(Owner, SimpleNamespace):
+class SharedOwner(Owner):
     """The one owner of all threads or tasks that share the lock object."""
 
     is_shared = True
 
     def __init__(self) -> None:
-        super().__init__(book_mutex=threading.RLock())  # a signal handler of the thread that has it may enter it again
+        super().__init__()
+        self.book_mutex = threading.RLock()  # a signal handler of the thread that has it may enter it again
 
-    __repr__ = object.__repr__  # a SimpleNamespace would show the token
+    @property
+    def owner(self) -> Owner:
+        """Itself, as `ThreadOwners` have one for each thread."""
+        return self
 
 
 class PendingOwner(Owner):
@@ -298,9 +343,12 @@ class PendingOwner(Owner):
         owner: the caller's.
     """
 
+    __slots__ = ()
+
     def __init__(self, owner: Owner) -> None:
+        super().__init__()
         self.token = owner.token
-        self.lease = owner.lease
+        self.kept = owner.lease
 
     def publish(self, owner: Owner) -> None:
         """Make the caller the owner: the acquire is complete."""

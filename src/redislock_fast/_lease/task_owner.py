@@ -29,7 +29,10 @@ _Key: TypeAlias = "weakref.ref[asyncio.Task[Any]] | None"
 class _TaskOwner(Owner):
     """The owner of one task."""
 
+    __slots__ = ("_task",)
+
     def __init__(self, task: _Key) -> None:
+        super().__init__()
         self._task = task
 
     def hold(self, token: bytes | None) -> None:

@@ -21,7 +21,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.local import Local, owners_of
 from redislock_fast._lease.metrics import report, report_call, report_later
 from redislock_fast._lease.options import Options
-from redislock_fast._lease.owner import Owner, PendingOwner, ThreadOwner
+from redislock_fast._lease.owner import Owner, PendingOwner, ThreadOwners
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._lease.telling import end_telling, told_of
 from redislock_fast._procedures.loss import reason_of
@@ -126,7 +126,7 @@ class LeaseHolder:
                     "The lock %s is refused to a task that has not acquired it: %s", shown(self.name), message
                 )
         note = f"of the lock {shown(self.name)}, which this lock object does not hold"
-        if isinstance(owners, ThreadOwner):
+        if isinstance(owners, ThreadOwners):
             note += " for this thread. If another thread has acquired it, thread_local=False lets all threads use it"
         return noted(LockError(message, lock_name=self.name), note)
 

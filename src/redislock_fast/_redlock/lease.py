@@ -110,5 +110,10 @@ def standing_of(owner: Owner) -> Standing:
 
 def new_standing_of(owner: Owner) -> Standing:
     """What the owner has, to be changed. Of callers that share the owner, one makes it."""
-    standing: Standing = owner.extra or vars(owner).setdefault("extra", Standing())
+    if owner.extra is None:
+        fresh = Standing()
+        with owner.book_mutex:
+            if owner.extra is None:
+                owner.extra = fresh
+    standing: Standing = owner.extra
     return standing

@@ -341,7 +341,7 @@ def test_loss_is_found_by_the_first_call(
     wait_until_free(hold.minority)
     if verb != "release":
         assert_lost(holder, losses, reason)
-    assert (holder.lock.lost, holder.lock.local.token, holder.lock.local.lease) == (False, None, None)
+    assert (holder.lock.lost, holder.lock.local.token, holder.lock._held().lease) == (False, None, None)
 
 
 @VERBS

@@ -297,7 +297,7 @@ else:
 @pytest.mark.slow
 def test_many_locks_are_renewed_together(client: redis.Redis) -> None:
     locks = [_renewed(client, f"many {number}", timeout=6) for number in range(2000)]
-    leases: list[Any] = [lock.local.lease for lock in locks]
+    leases: list[Any] = [lock._held().lease for lock in locks]
     ends = [lease.expires_at for lease in leases]
     wait_until(lambda: all(one.expires_at > end for one, end in zip(leases, ends, strict=True)), "all are renewed")
     assert all(lock.valid for lock in locks)

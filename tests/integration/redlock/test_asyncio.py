@@ -169,7 +169,7 @@ async def test_renewal_survives_a_cancel_of_all_other_tasks(
     lock = make(timeout=SLOW_S, auto_renew=True, on_lost=losses, limit=SHORT_S, thread_local=False)
     async with lock:
         await until_held(fleet)
-        lease: Any = lock.local.lease
+        lease: Any = lock._held().lease
         with freezing(*fleet[:3]):
             await eventually(lambda: lease.renewing, "a renewal is under way")
             for task in asyncio.all_tasks() - {asyncio.current_task()}:

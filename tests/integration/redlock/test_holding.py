@@ -66,7 +66,7 @@ def hold(holders: Holders, fleet: Fleet) -> Held:
 def renewing_in_vain(holder: Contender, fleet: Fleet) -> Iterator[None]:
     """A majority is frozen, and a renewal is under way, while the block lasts."""
     with freezing(*fleet[:3]):
-        wait_until(lambda: holder.lock.local.lease.renewing, "a renewal is under way")
+        wait_until(lambda: holder.lock._held().lease.renewing, "a renewal is under way")
         yield
 
 
@@ -237,7 +237,7 @@ def test_prolonging_while_a_renewal_is_under_way(
     holder = hold(on_lost=losses, **{**SLOW, "limit": LIMIT_S})
     with renewing_in_vain(holder, fleet):
         answer = holder.ask(verb, *arguments)
-        wait_until(lambda: holder.lock.local.lease.busy, "it is under way, too")
+        wait_until(lambda: holder.lock._held().lease.busy, "it is under way, too")
         assert holder.lock.remaining() < SLOW_S
     assert answer.result(SLOW_S) is True
     assert believes_no_more_than_is_true(holder.lock, fleet)
@@ -292,7 +292,7 @@ def test_thread_that_cannot_be_started_fails_one_acquire_only(fleet: Fleet) -> N
     lock = Redlock(clients_of(fleet), "name", timeout=FAR_S, auto_renew=True)
     with no_threads(), pytest.raises(RuntimeError, match="start new thread"):
         lock.acquire()
-    assert (lock.local.token, lock.local.lease) == (None, None)
+    assert (lock.local.token, lock._held().lease) == (None, None)
     wait_until_free(fleet)
     with lock:
         assert lock.valid

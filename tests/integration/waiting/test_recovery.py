@@ -429,7 +429,7 @@ def test_lock_that_was_waited_for_longer_than_its_ttl_is_fresh(
     wait_until(lambda: client.pttl("name") < 1000 * FAR_S - ttl_ms, "it has waited for so long")
     holder.release()
     assert answer.result(PATIENCE_S) is True
-    believed_until = waiter.lock.local.expires_at(waiter.lock.local.token.removesuffix(b"+"))
+    believed_until = waiter.lock._held().expires_at(waiter.lock.local.token.removesuffix(b"+"))
     left_ms, now = client.pttl("name"), clock()
     # The lease is renewed, counts from before the server has done that, and is good for a release.
     assert left_ms > 0.75 * ttl_ms

@@ -63,7 +63,7 @@ def test_release_hands_over_at_once_what_was_renewed_for_a_waiter(
     holder = callers.contender(callers.client(valkey.port, client_name=name), timeout=1.0, auto_renew=True)
     holder.call("acquire")
     (answer,) = queue_up([callers.contender(callers.client(valkey.port), **LATE)], admin)
-    wait_until(lambda: holder.lock.local.lease.contended, "a renewal has found the mark")
+    wait_until(lambda: holder.lock._held().lease.contended, "a renewal has found the mark")
     with sent_by(admin, name) as sent:
         holder.release()
         assert answer.result(PATIENCE_S) is True

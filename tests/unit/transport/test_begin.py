@@ -53,7 +53,7 @@ def acquired_by_thread(connection: Any) -> Any:
     lock: Any = redislock_fast.Lock(redis.Redis(), "name", timeout=TTL_S)
     lock._transport.connection = connection
     assert lock.acquire() is True
-    return lock.local
+    return lock._held()
 
 
 def acquired_by_task(connection: Any) -> Any:
@@ -63,7 +63,7 @@ def acquired_by_task(connection: Any) -> Any:
         lock: Any = redislock_fast.asyncio.Lock(redis.asyncio.Redis(), "name", timeout=TTL_S, thread_local=False)
         lock._transport.of_running_loop().connection = connection
         assert await lock.acquire() is True
-        return lock.local
+        return lock._held()
 
     return asyncio.run(scenario())
 
