@@ -32,7 +32,7 @@ RULES = [
     (r"named\((.+), \".+\"\)", r"\1"),
     (r"await awaited\((\w+)\)", r"\1"),
     (r"Acquiring\((.+)\)\n", r"\1\n"),
-    (r" *self\._say_why\(exc_value\)\n", ""),
+    (r" *say_why\(self, exc_value\)\n", ""),
     (r" *_is_for_tasks = True\n", ""),
     (r", current_task\(\)", ""),
     (r", task(?=\))", ""),

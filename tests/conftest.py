@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from redislock_fast._pipe.base import Pipe
-from redislock_fast._procedures.settings import LockSettings
+from redislock_fast._procedures.lock import LockBase
 from redislock_fast._transport import retries
 from redislock_fast.server import KINDS, Server, find_binary, free_port
 from tests.support.any_pipe import any_pair, implementation, pipe_kind  # noqa: F401  # pytest finds fixtures by name
@@ -90,7 +90,7 @@ def absent(what: str) -> NoReturn:
 @pytest.fixture
 def polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes our locks poll as redis-py's do, unless their settings say otherwise."""
-    monkeypatch.setattr(LockSettings, "_wait", "poll")
+    monkeypatch.setattr(LockBase, "_wait", "poll")
 
 
 @pytest.fixture

@@ -22,12 +22,39 @@ from redislock_fast._lease import owner as owners
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import ThreadOwners
+from redislock_fast._procedures.acquisition import attempt_for_caller
+from redislock_fast._procedures.first_request import (
+    begin_release,
+    begins,
+    begins_release,
+    go_on,
+    is_noted,
+    new_call,
+    note_released,
+    release_from,
+)
+from redislock_fast._procedures.hooks import Hooks
+from redislock_fast._procedures.lease import not_entered
+from redislock_fast._procedures.lingering import release_here
+from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.loss import LeaseLoss
-from redislock_fast._procedures.settings import Hooks, not_entered
+from redislock_fast._procedures.on_options import acquire_lock
+from redislock_fast._procedures.prolonging import (
+    drop_lost,
+    extend_lock,
+    extend_once,
+    held_with_ttl,
+    reacquire_lock,
+    reacquire_once,
+    read_locked,
+    read_owned,
+    to_prolong,
+)
+from redislock_fast._procedures.release import release_for_caller, release_lock
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._protocol.commands import Release
 from redislock_fast._renewal.threads import Renewer, renewer_of, tell, tell_in_background, tell_wanted
-from redislock_fast._transport.threads.cached import CachedBase
+from redislock_fast._transport.threads.cached import acquire_lingering, take_lingering
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
@@ -40,7 +67,7 @@ if TYPE_CHECKING:
 
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.options import OptionSettings
-    from redislock_fast._procedures.settings import WaitBy
+    from redislock_fast._procedures.lock import WaitBy
 
     Client: TypeAlias = "redis.Redis | redis.RedisCluster"
 
@@ -49,7 +76,7 @@ __all__ = ["Lock"]
 logger = logging.getLogger(__name__)
 
 
-class Lock(CachedBase, redis.lock.Lock):
+class Lock(LockBase, redis.lock.Lock):
     """A lock on one Redis or Valkey server, shared by processes and machines.
 
         client = redis.Redis()
@@ -106,7 +133,7 @@ class Lock(CachedBase, redis.lock.Lock):
         redis.exceptions.DataError: for a `name` that redis-py cannot encode.
     """
 
-    if TYPE_CHECKING:  # the code is in `LockSettings`, which takes a client of either kind
+    if TYPE_CHECKING:  # the code is in `LockBase`, which takes a client of either kind
 
         def __init__(
             self,
@@ -203,38 +230,38 @@ class Lock(CachedBase, redis.lock.Lock):
             raise wrong_timeout(self)
         owner, options, transport = self._owners.owner, self._options, self._transport
         if self._linger_ms is not None and options is None and token is blocking_timeout is None:
-            return self._take_lingering(owner) or self._acquire_lingering(self._call(owner, sleep, blocking))
-        call = self._call(owner, sleep, blocking, blocking_timeout, token)
-        if self._linger_ms is None and self._begins(call):
+            return take_lingering(self, owner) or acquire_lingering(self, new_call(self, owner, sleep, blocking))
+        call = new_call(self, owner, sleep, blocking, blocking_timeout, token)
+        if self._linger_ms is None and begins(self, call):
             try:
                 reply = transport.begin(call)
                 if options is not None:
-                    if self._is_noted(options, call, transport, reply):
+                    if is_noted(self, options, call, transport, reply):
                         return True
                 elif reply == call.ours:
                     owner.expiry = (call.token, None if call.ttl_ms is None else call.sent_at + call.ttl_ms / 1000)
                     owner.token = call.token
                     return True
             except BaseException as interruption:
-                self._go_on(call, None, interruption)
+                go_on(self, call, None, interruption)
             else:
-                self._go_on(call, reply)
-        return bool(drive(transport, self._acquiring(call), call.left, self._redis))
+                go_on(self, call, reply)
+        return bool(drive(transport, acquire_lock(self, call), call.left, self._redis))
 
     def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns whether the lock is held."""
-        return bool(self._drive(self._attempting_for_caller(token)))
+        return bool(self._drive(attempt_for_caller(self, token)))
 
     # ---- query ----
 
     def locked(self) -> bool:
         """Whether any owner holds the lock. Sends `GET name`, always to the primary."""
-        return bool(self._drive(self._checking_locked()))
+        return bool(self._drive(read_locked(self)))
 
     def owned(self) -> bool:
         """Whether the server says that this thread holds the lock. Sends `GET name`, always to the primary."""
         held = self._held()
-        return bool(self._drive(self._checking_owned(held, held.token)))
+        return bool(self._drive(read_owned(self, held, held.token)))
 
     # ---- release, extend, reacquire ----
 
@@ -256,7 +283,7 @@ class Lock(CachedBase, redis.lock.Lock):
         owner = self._owners.owner
         cached = owner.cached if self._linger_ms is not None and self._options is None else None
         if cached is not None and self._has_own_release():
-            self._release_here(owner, cached)
+            release_here(self, owner, cached)
             return
         if self._local is not threading.local:
             self._adapt_to_patch()
@@ -265,26 +292,26 @@ class Lock(CachedBase, redis.lock.Lock):
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
         token, transport = owner.token, self._transport
-        if not self._begins_release(owner, token):
-            self._drive(self._releasing(owner))
+        if not begins_release(self, owner, token):
+            self._drive(release_lock(self, owner))
             return
-        call = self._begin_release(owner, owner.note, token)
+        call = begin_release(self, owner, owner.note, token)
         operation: Release | None = None
         if call is not None:
             try:
                 reply = transport.begin(call)
                 if call.connection is not None and reply == call.ours:
-                    self._note_released(owner, call)
+                    note_released(self, owner, call)
                     return
             except BaseException as interruption:
-                operation = self._release_from(owner, call, None, interruption)
+                operation = release_from(self, owner, call, None, interruption)
             else:
-                operation = self._release_from(owner, call, reply)
-        drive(transport, self._releasing(owner, operation))
+                operation = release_from(self, owner, call, reply)
+        drive(transport, release_lock(self, owner, operation))
 
     def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
-        self._drive(self._releasing_for_caller(expected_token))
+        self._drive(release_for_caller(self, expected_token))
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Prolong the lease.
@@ -306,13 +333,13 @@ class Lock(CachedBase, redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        steps = self._extending(self._held_with_ttl("extend"), additional_time, replace_ttl)
+        steps = extend_lock(self, held_with_ttl(self, "extend"), additional_time, replace_ttl)
         extended: Literal[True] = self._drive(steps)
         return extended
 
     def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
-        extended: Literal[True] = self._drive(self._extending_once(None, additional_time, replace_ttl))
+        extended: Literal[True] = self._drive(extend_once(self, None, additional_time, replace_ttl))
         return extended
 
     def reacquire(self) -> Literal[True]:
@@ -329,12 +356,12 @@ class Lock(CachedBase, redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        reacquired: Literal[True] = self._drive(self._reacquiring(self._held_with_ttl("reacquire")))
+        reacquired: Literal[True] = self._drive(reacquire_lock(self, held_with_ttl(self, "reacquire")))
         return reacquired
 
     def do_reacquire(self) -> Literal[True]:
         """Reacquire by the caller's token; may be overridden."""
-        reacquired: Literal[True] = self._drive(self._reacquiring_once(None))
+        reacquired: Literal[True] = self._drive(reacquire_once(self, None))
         return reacquired
 
     # ---- shorthands ----
@@ -365,11 +392,11 @@ class Lock(CachedBase, redis.lock.Lock):
         Takes, returns and raises what `acquire` does. A lock that was lost meanwhile is acquired again, and gets
         another fence.
         """
-        held = self._to_prolong(token)
+        held = to_prolong(self, token)
         if held is not None:
             with contextlib.suppress(LockNotOwnedError):
                 return self.reacquire()
-            self._drop_lost(held)
+            drop_lost(self, held)
         return self.acquire(sleep, blocking, blocking_timeout, token)
 
     # ---- with ----

@@ -19,7 +19,7 @@ from redis.exceptions import LockError
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.settings import not_entered
+from redislock_fast._procedures.lease import not_entered
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.renewal import renew

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from redislock_fast._lease.options import refuse_unknown, spelled_out
-from redislock_fast._procedures.once import OnceBase, Skipped
+from redislock_fast._procedures.once import Skipped, check_job, check_settings, describe_skip, naming, token_of_run
 from redislock_fast.lock import Lock
 
 if TYPE_CHECKING:
@@ -33,8 +33,26 @@ _Result = TypeVar("_Result")
 _SkipResult = TypeVar("_SkipResult")
 
 
-class Once(OnceBase, Lock, Generic[_SkipResult]):
+class Once(Lock, Generic[_SkipResult]):
     """The lock of a job: a context manager and a decorator. `once` makes it."""
+
+    def __init__(
+        self,
+        client: Client,
+        name: str | bytes,
+        timeout: float,
+        at_least: float,
+        on_skip: Callable[[Skipped], Any] | None,
+        token: RunToken | None,
+        on_lost: Callable[[Once[Any], LossReason], object] | None,
+    ) -> None:
+        told: Any = on_lost  # it gets this object, which is a `Once`
+        with naming(name):
+            at_least_s = check_settings(name, timeout, at_least, on_skip, token)
+            super().__init__(client, name, timeout, blocking=False, auto_renew=True, on_lost=told)
+        self._at_least_s = at_least_s
+        self._on_skip = on_skip
+        self._token = token
 
     def __call__(self, job: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result | _SkipResult]:
         """Have each call of the function run it or skip it.
@@ -42,14 +60,14 @@ class Once(OnceBase, Lock, Generic[_SkipResult]):
         Raises:
             TypeError: for a coroutine function or a generator function, and where each call would have the same token.
         """
-        self._check_job(job)
+        check_job(self, job, self._token)
 
         @functools.wraps(job)
         def run_once(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result | _SkipResult:
-            with _Attempt(self, self._token_of_run()) as is_held:
+            with _Attempt(self, token_of_run(self._token)) as is_held:
                 if is_held:
                     return job(*args, **kwargs)
-            skipped: Any = None if self._on_skip is None else self._on_skip(self._drive(self._skipping()))
+            skipped: Any = None if self._on_skip is None else self._on_skip(self._drive(describe_skip(self)))
             return skipped  # type: ignore[no-any-return]
 
         return run_once
@@ -60,9 +78,9 @@ class Once(OnceBase, Lock, Generic[_SkipResult]):
         Raises:
             Skipped: another caller has it; and what `Lock.acquire` raises.
         """
-        if self.acquire(token=self._token_of_run()):
+        if self.acquire(token=token_of_run(self._token)):
             return self
-        raise self._drive(self._skipping())
+        raise self._drive(describe_skip(self))
 
 
 class _Attempt:

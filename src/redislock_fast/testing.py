@@ -18,6 +18,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._procedures.loss import lose as note_loss
+from redislock_fast._procedures.prolonging import read_owned
 from redislock_fast._protocol.keys import lock_of_queue
 from redislock_fast._renewal.threads import tell
 from redislock_fast._transport.threads.driver import transport_of
@@ -67,7 +68,7 @@ def lose(lock: Lock | AsyncLock, reason: LossReason | str = LossReason.EXPIRED) 
     owner = lock._held()
     if isinstance(lock, AsyncLock):
         return _lose_in_loop(lock, owner, reason)
-    if not lock._drive(lock._checking_owned(owner, owner.token)):
+    if not lock._drive(read_owned(lock, owner, owner.token)):
         raise _not_held(lock)
     if reason is LossReason.TAKEN:
         lock.redis.set(lock.name, _OTHER_HOLDER, keepttl=True)
@@ -81,7 +82,7 @@ def lose(lock: Lock | AsyncLock, reason: LossReason | str = LossReason.EXPIRED) 
 
 
 async def _lose_in_loop(lock: AsyncLock, owner: Owner, reason: LossReason) -> None:
-    if not await lock._drive(lock._checking_owned(owner, owner.token)):
+    if not await lock._drive(read_owned(lock, owner, owner.token)):
         raise _not_held(lock)
     if reason is LossReason.TAKEN:
         await lock.redis.set(lock.name, _OTHER_HOLDER, keepttl=True)
@@ -108,7 +109,7 @@ def _not_held(lock: Lock | AsyncLock) -> LockError:
 def _noted(lock: Lock | AsyncLock, owner: Owner, reason: LossReason) -> list[LeaseLoss]:
     """Note the loss as a renewal does. Returns what must be told."""
     losses: list[LeaseLoss] = []
-    lease = lock._lease_of(owner)
+    lease = owner.held_lease
     if lease is not None and lease.is_watched:
         lock._let_go(lease)
         note_loss(lease, reason, losses)

@@ -39,8 +39,8 @@ def interrupt() -> None:
 def handled_at(number: int, work: Callable[[], object], handle: Callable[[], object]) -> bool:
     """Run a handler before the n-th instruction of the work in the pipe's files.
 
-    Returns False where there are fewer. The handler's `Interrupted` ends the work. No garbage is collected meanwhile: an
-    interrupt in the finalizer of an earlier pipe would only be printed.
+    Returns False where there are fewer. The handler's `Interrupted` ends the work. No garbage is collected meanwhile:
+    an interrupt in the finalizer of an earlier pipe would only be printed.
     """
     count = 0
 

@@ -238,9 +238,9 @@ FAULTS = (
     ),
     Fault(
         "lock that an acquire found by its own token is cleaned up when the acquire fails",
-        "_procedures/lock.py",
-        "return [(self._key, token)] if own_token is None or took else []",
-        "return [(self._key, token)]",
+        "_procedures/on_options.py",
+        "return [(lock._key, token)] if own_token is None or took else []",
+        "return [(lock._key, token)]",
         (
             "tests/integration/lock/test_brought_token.py::"
             "test_acquire_that_fails_after_it_found_the_lock_leaves_it[threads-valkey]"
@@ -248,9 +248,9 @@ FAULTS = (
     ),
     Fault(
         "lock that an acquire took with its own token stays when the acquire fails",
-        "_procedures/lock.py",
-        "return [(self._key, token)] if own_token is None or took else []",
-        "return [(self._key, token)] if own_token is None else []",
+        "_procedures/on_options.py",
+        "return [(lock._key, token)] if own_token is None or took else []",
+        "return [(lock._key, token)] if own_token is None else []",
         (
             "tests/integration/lock/test_brought_token.py::"
             "test_acquire_that_fails_after_it_took_the_lock_gives_it_back[threads-valkey]"

@@ -40,7 +40,7 @@ FAULTS = (
     ),
     Fault(
         "lease of a lock without options ignores clock drift",
-        "_procedures/lease.py",
+        "_procedures/lock.py",
         "expires_at - drift_s((self._ttl_ms or 0) / 1000)",
         "expires_at",
         "tests/unit/lease/test_prolonging.py::test_all_that_was_added_at_once_is_believed",
@@ -124,9 +124,9 @@ FAULTS = (
     ),
     Fault(
         "noted lock is not renewed",
-        "_procedures/lock.py",
-        "                renewer.note(note, ttl_ms, sent_at)\n",
-        "                pass\n",
+        "_procedures/first_request.py",
+        "            renewer.note(note, ttl_ms, sent_at)\n",
+        "            pass\n",
         "tests/integration/holding/test_noted.py::test_each_noted_holding_is_renewed",
     ),
     Fault(
@@ -152,7 +152,7 @@ FAULTS = (
     ),
     Fault(
         "forked child releases the lock of its parent",
-        "_procedures/lease.py",
+        "_procedures/lock.py",
         (
             "        if self._local is not threading.local or self._generation != fork.generation():\n"
             "            self._own_anew()\n"
@@ -164,25 +164,21 @@ FAULTS = (
     Fault(
         "reentered lock is released by its first release",
         "_procedures/lease.py",
-        "if lease.depth > 1 and told_of(self) is not lease:",
+        "if lease.depth > 1 and told_of(lock) is not lease:",
         "if False:",
         "tests/integration/lock/test_by_token.py::test_reentered_lock_is_released_by_the_last_release[threads-str]",
     ),
     Fault(
         "loss that the next acquire finds is never reported as expired",
         "_procedures/lease.py",
-        (
-            "        if clock() >= lease.deadline:\n"
-            "            reason = LossReason.EXPIRED\n"
-            "        if lease.lose(reason):\n"
-        ),
-        "        if lease.lose(reason):\n",
+        ("    if clock() >= lease.deadline:\n        reason = LossReason.EXPIRED\n    if lease.lose(reason):\n"),
+        "    if lease.lose(reason):\n",
         "tests/unit/procedures/test_lease.py::test_next_acquire_reports_why_the_lock_was_lost",
     ),
     Fault(
         "callback for a loss releases what another caller holds",
         "_procedures/lease.py",
-        "if told is not None and (self._lease_of(owner) is not told or owner is not self._mine()):\n",
+        "if told is not None and (owner.held_lease is not told or owner is not lock._mine()):\n",
         "if False:\n",
         (
             "tests/integration/holding/test_callbacks.py::"
@@ -210,22 +206,22 @@ FAULTS = (
     ),
     Fault(
         "lock that too few replicas have is returned",
-        "_procedures/lock.py",
+        "_procedures/on_options.py",
         "if not replicate.result:",
         "if False:",
         "tests/integration/lock/test_replication.py::test_too_few_raise_and_the_lock_is_given_back[valkey-threads]",
     ),
     Fault(
         "acquire that is not completed keeps the key",
-        "_procedures/lock.py",
-        "            call.left += self._drop_failed(owner, pending, before, token)\n            self._report",
-        "            self._report",
+        "_procedures/on_options.py",
+        "        call.left += drop_failed(lock, owner, pending, before, token)\n        report_failure(",
+        "        report_failure(",
         "tests/integration/lock/test_replication.py::test_too_few_raise_and_the_lock_is_given_back[valkey-threads]",
     ),
     Fault(
         "release that fails forgets that it may have been executed",
-        "_procedures/lock.py",
-        "            owner.note_release(operation)\n",
+        "_procedures/release.py",
+        "        owner.note_release(operation)\n",
         "",
         (
             "tests/integration/lock/test_sharing.py::"
@@ -241,23 +237,23 @@ FAULTS = (
     ),
     Fault(
         "once forgets at_least",
-        "_procedures/once.py",
-        "if lease is None or rest_s <= 0:",
-        "if lease is None or rest_s != 0:",
+        "_procedures/release.py",
+        "        if rest_s > 0:",
+        "        if False:",
         "tests/integration/once/test_once.py::test_key_is_kept_until_at_least[threads-valkey]",
     ),
     Fault(
         "renewal of a job of once undoes at_least",
-        "_procedures/once.py",
-        "while lease is not None and lease.renewing:",
-        "while lease is None:",
+        "_procedures/release.py",
+        "while lease.renewing:",
+        "while False:",
         "tests/unit/procedures/test_once.py::test_run_ends_behind_its_renewal",
     ),
     Fault(
         "cancelled release of a long-lived lock keeps its lease",
-        "_procedures/lock.py",
-        "            if owner.left == token:  # the caller",
-        "            if False:  # the caller",
+        "_procedures/release.py",
+        "        if owner.left == token:  # the caller",
+        "        if False:  # the caller",
         "tests/integration/metrics/test_storms.py::test_cancelled_releases_of_a_long_lived_lock_leave_nothing[renewed]",
     ),
     Fault(
@@ -279,9 +275,9 @@ FAULTS = (
     ),
     Fault(
         "interrupt as a holding is reported leaves it counted",
-        "_procedures/lock.py",
-        "        if note is not None and note.held is None and note.counted is not None:\n",
-        "        if False:\n",
+        "_procedures/release.py",
+        "    if note is not None and note.held is None and note.counted is not None:\n",
+        "    if False:\n",
         "tests/integration/metrics/test_storms.py::test_interrupt_at_any_line_leaves_nothing_counted[noted]",
     ),
 )

@@ -23,23 +23,25 @@ FAULTS = (
     Fault(
         "key is left to an event loop that has ended",
         "_transport/loop/cached.py",
-        "        if cached.cache.is_here and cached.locked_by",
-        "        if cached.locked_by",
+        "    if cached.cache.is_here and cached.locked_by",
+        "    if cached.locked_by",
         "tests/integration/lingering/test_loops.py::test_a_loop_releases_what_another_has_acquired[ended-plain]",
     ),
     Fault(
         "renewed key is left to an event loop that has ended",
-        "_procedures/lock.py",
-        "self._has_own_hooks() and owner.cached.cache.is_here:",
-        "self._has_own_hooks():",
+        "_procedures/release.py",
+        "lock._has_own_hooks() and owner.cached.cache.is_here:",
+        "lock._has_own_hooks():",
         "tests/integration/lingering/test_loops.py::test_a_loop_releases_what_another_has_acquired[ended-renewed]",
     ),
     Fault(
         "lock with an overridden hook that has waited in memory lets its key linger",
         "_procedures/lingering.py",
-        "        if turn is not None and has_lock and not self._has_own_hooks():\n"
-        "            turn.end(owner)\n"
-        "            has_lock = False\n",
+        (
+            "    if turn is not None and has_lock and not lock._has_own_hooks():\n"
+            "        turn.end(owner)\n"
+            "        has_lock = False\n"
+        ),
         "",
         (
             "tests/unit/procedures/test_lingering.py::"
@@ -49,7 +51,7 @@ FAULTS = (
     Fault(
         "local caller takes a key that does not outlive its lease",
         "_procedures/lingering.py",
-        "if lease is None or now > lease.take_until_for(self._ttl_ms or 0):",
+        "if lease is None or now > lease.take_until_for(lock._ttl_ms or 0):",
         "if lease is None:",
         f"{_STEPS}test_key_that_would_not_outlive_the_whole_timeout_is_confirmed_first",
     ),
@@ -126,7 +128,7 @@ FAULTS = (
     Fault(
         "wanted is not heard while the first key of a connection is asked for",
         "_procedures/lingering.py",
-        "return waiter.channel is not None and self._transport.registry_of(self._key) is not None",
+        "return waiter.channel is not None and lock._transport.registry_of(lock._key) is not None",
         "return waiter.channel is not None",
         f"{_STEPS}test_wanted_is_heard_before_the_first_key_of_a_connection_is_asked_for",
     ),
@@ -175,15 +177,15 @@ FAULTS = (
     Fault(
         "interrupted acquire cleans up a key that lingers",
         "_procedures/lingering.py",
-        "            if lease is None or lease.token != token:\n                left",
-        "            if True:\n                left",
+        ("        if lease is None or lease.token != token:\n            left"),
+        ("        if True:\n            left"),
         f"{_STEPS}test_interrupted_acquire_lets_the_key_linger_that_it_has_taken",
     ),
     Fault(
         "flag is taken for known where a key is wanted",
         "_procedures/lingering.py",
-        "confirm = Reacquire(self._key, lease.token, ttl_ms)  # no flag",
-        "confirm = Reacquire(self._key, lease.token, ttl_ms, cached.wanted_at is not None)  # no flag",
+        "confirm = Reacquire(lock._key, lease.token, ttl_ms)  # no flag",
+        "confirm = Reacquire(lock._key, lease.token, ttl_ms, cached.wanted_at is not None)  # no flag",
         f"{_STEPS}test_flag_of_a_key_is_not_taken_for_known_when_another_process_wants_it",
     ),
     Fault(
@@ -196,8 +198,8 @@ FAULTS = (
     Fault(
         "lock object goes on with a replaced key",
         "_transport/threads/cached.py",
-        "        if cached is None or not cached.is_current:\n",
-        "        if False:\n",
+        "    if cached is None or not cached.is_current:\n",
+        "    if False:\n",
         (
             "tests/integration/lingering/test_lingering.py::"
             "test_lock_object_whose_key_was_given_back_lets_it_linger_again[threads]"
@@ -212,8 +214,8 @@ FAULTS = (
     ),
     Fault(
         "lock object of a forked child has its parent's key",
-        "_procedures/settings.py",
-        "        if self._cached is not None:  # of the parent\n            self._cached = None\n",
+        "_procedures/lock.py",
+        ("        if self._cached is not None:  # of the parent\n            self._cached = None\n"),
         "",
         _STORIES,
     ),
@@ -282,8 +284,8 @@ FAULTS = (
     Fault(
         "interrupted release of a wanted key gives nothing up",
         "_procedures/lingering.py",
-        "                except BaseException:  # an interrupt may come before any line\n                    cached",
-        "                except Exception:\n                    cached",
+        ("            except BaseException:  # an interrupt may come before any line\n                cached"),
+        ("            except Exception:\n                cached"),
         (
             "tests/integration/lingering/test_interrupted_calls.py::"
             "test_release_of_a_wanted_key_interrupted_at_any_line[KeyboardInterrupt-threads-{}-valkey]"
@@ -292,8 +294,8 @@ FAULTS = (
     Fault(
         "acquire interrupted before its steps begin keeps the local lock",
         "_transport/threads/cached.py",
-        "        except BaseException:  # an interrupt may come before the steps begin\n            turn.end(owner)\n",
-        "        except BaseException:\n",
+        ("    except BaseException:  # an interrupt may come before the steps begin\n        turn.end(owner)\n"),
+        "    except BaseException:\n",
         (
             "tests/integration/lingering/test_interrupted_calls.py::"
             "test_acquire_of_a_key_of_another_client_interrupted_at_any_line[KeyboardInterrupt-threads-valkey]"
@@ -309,7 +311,7 @@ FAULTS = (
     Fault(
         "interrupted acquire by the queue leaves its key",
         "_procedures/lingering.py",
-        "            call.left.extend(self._undo(turn, owner, before))\n",
+        "        call.left.extend(undo(lock, turn, owner, before))\n",
         "",
         (
             "tests/integration/lingering/test_interrupted_calls.py::"
@@ -329,8 +331,8 @@ FAULTS = (
     Fault(
         "interrupt of an acquire with linger is swallowed",
         "_transport/threads/cached.py",
-        "            if not self._is_fetching(call, turn):",
-        "            if False:",
+        "        if not is_fetching(call, turn):",
+        "        if False:",
         "tests/integration/lingering/test_interrupts.py::test_interrupt_at_any_line_leaves_the_key_usable[KeyboardInterrupt-_take-free]",
     ),
     Fault(
@@ -401,8 +403,8 @@ FAULTS = (
     Fault(
         "interrupt that is an error leaves the key of an acquire",
         "_procedures/acquisition.py",
-        "        except BaseException:  # an interrupt or a cancel may come between the server's reply",
-        "        except Exception:\n            raise\n        except BaseException:  # between the server's reply",
+        "    except BaseException:  # an interrupt or a cancel may come between the server's reply",
+        ("    except Exception:\n        raise\n    except BaseException:  # between the server's reply"),
         "tests/integration/lock/test_interrupts.py::"
         "test_acquire_interrupted_at_any_line[TimeIsUp-threads-{'blocking_timeout': 10}-valkey]",
     ),

@@ -44,9 +44,9 @@ FAULTS = (
     ),
     Fault(
         "interrupted acquire of a task leaves its token noted",
-        "_procedures/lock.py",
-        "            owner.note.end_count()\n        if owner.token == token:\n",
-        "            owner.note.end_count()\n        if False:\n",
+        "_procedures/first_request.py",
+        ("        owner.note.end_count()\n    if owner.token == token:\n"),
+        ("        owner.note.end_count()\n    if False:\n"),
         "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[KeyboardInterrupt-tasks-warm-usual-valkey]",
     ),
     Fault(
@@ -93,16 +93,16 @@ FAULTS = (
     ),
     Fault(
         "task that acquires or extends holds by another task's token",
-        "_procedures/lease.py",
-        "        owner = self._taken()\n        told = told_of(self)\n",
-        "        owner = self._held()\n        told = told_of(self)\n",
+        "_procedures/prolonging.py",
+        ("    owner = lock._taken()\n    told = told_of(lock)\n"),
+        ("    owner = lock._held()\n    told = told_of(lock)\n"),
         "tests/integration/lock/test_asyncio_elsewhere.py::test_acquire_or_extend_does_not_hold_by_another_task",
     ),
     Fault(
         "attached lock is entered by two tasks",
-        "_procedures/handles.py",
-        "        held = self._taken()\n        if held.token is not self._attached",
-        "        held = self._held()\n        if held.token is not self._attached",
+        "_procedures/lock.py",
+        ("        held = self._taken()\n        if held.token is not self._attached"),
+        ("        held = self._held()\n        if held.token is not self._attached"),
         "tests/integration/lock/test_asyncio_elsewhere.py::test_attached_lock_is_not_entered_by_another_task",
     ),
     Fault(
@@ -122,8 +122,8 @@ FAULTS = (
     Fault(
         "release that begins late releases what was acquired since",
         "_transport/loop/cached.py",
-        "        if owner.token is not None and owner.holding != holding:\n",
-        "        if False:\n",
+        "    if owner.token is not None and owner.holding != holding:\n",
+        "    if False:\n",
         "tests/integration/lock/test_asyncio_elsewhere.py::test_release_that_begins_late_does_not_release_what_was_acquired_since[asyncio-plain]",
     ),
     Fault(

@@ -13,14 +13,14 @@ _HELD = f"{_TESTS}lock_that_is_held_across_the_patch_stays_its_holders[gevent]"
 FAULTS = (
     Fault(
         "greenlets share the owner of a lock from before a patch",
-        "_procedures/settings.py",
+        "_procedures/lock.py",
         "                self._owners = self._heirs_of(self._owners)\n",
         "                pass\n",
         _OWNERS,
     ),
     Fault(
         "greenlet that another one overtakes makes owners of its own after a patch",
-        "_procedures/settings.py",
+        "_procedures/lock.py",
         "        if self._local is not patching.in_force:",
         "        if True:",
         _OWNERS,

@@ -30,7 +30,7 @@ FAULTS = (
     ),
     Fault(
         "lock stays at the server of a pool that was replaced",
-        "_procedures/settings.py",
+        "_procedures/lock.py",
         "if pool is not None and self._redis.connection_pool is not pool:",
         "if False:",
         "tests/compat/test_pools.py::test_lock_goes_with_a_client_whose_pool_is_replaced",
@@ -44,14 +44,14 @@ FAULTS = (
     ),
     Fault(
         "key that lingers is taken in memory after the pool was replaced",
-        "_procedures/settings.py",
-        "        self._cached = None\n        self._redis = client",
+        "_procedures/lock.py",
+        ("        self._cached = None\n        self._redis = client"),
         "        self._redis = client",
         "tests/compat/test_pools.py::test_lock_with_options_goes_with_the_pool",
     ),
     Fault(
         "renewal ends unseen where the pool is replaced",
-        "_procedures/settings.py",
+        "_procedures/lock.py",
         "self._former, self._transport = (self._transport, self._pool), transport",
         "self._transport = transport",
         "tests/compat/test_pools.py::test_lock_that_is_renewed_is_not_lost_with_its_pool",

@@ -34,8 +34,8 @@ FAULTS = (
     Fault(
         "interrupted wait keeps the lock that was granted",
         "_procedures/acquisition.py",
-        "                heard, outcome = error, None\n",
-        "                raise\n",
+        "            heard, outcome = error, None\n",
+        "            raise\n",
         (
             "tests/integration/lock/test_interrupts.py::"
             "test_interrupt_just_behind_the_noting_of_a_grant[KeyboardInterrupt-threads-at once-valkey]"
@@ -68,7 +68,7 @@ FAULTS = (
     Fault(
         "acquire that is refused after its deadline joins the queue",
         "_procedures/acquisition.py",
-        "            if not contended and limit.is_over:\n                return False\n",
+        ("        if not contended and limit.is_over:\n            return False\n"),
         "",
         "tests/unit/procedures/test_acquisition.py::test_acquire_that_is_refused_after_its_deadline_asks_no_more",
     ),
@@ -165,14 +165,14 @@ FAULTS = (
     Fault(
         "grant is dropped when the acquire is cancelled",
         "_procedures/acquisition.py",
-        "            call.left += [(self._key, token) for token in self._left_by_waiting(waiting, owner)]\n",
+        "        call.left += [(lock._key, token) for token in left_by_waiting(waiting, owner)]\n",
         "",
         "tests/integration/waiting/test_asyncio_giving_up.py::test_dropped_at_any_point_of_waiting[valkey-asyncio]",
     ),
     Fault(
         "interrupted acquire leaves its key",
         "_procedures/acquisition.py",
-        "if self._must_clean_up_interrupted(call):",
+        "if must_clean_up_interrupted(call):",
         "if False:",
         "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[KeyboardInterrupt-threads-cold-usual-valkey]",
     ),
@@ -186,8 +186,8 @@ FAULTS = (
     Fault(
         "token that is being cleaned up is used again",
         "_procedures/acquisition.py",
-        "            call.token = self._next_token(None)\n        if call.deadline.wait_s",
-        "            pass\n        if call.deadline.wait_s",
+        ("        call.token = lock._next_token(None)\n    if call.deadline.wait_s"),
+        ("        pass\n    if call.deadline.wait_s"),
         (
             "tests/integration/lock/test_sharing.py::"
             "test_attempt_that_is_being_undone_does_not_wait_under_its_token[threads-valkey]"
@@ -196,8 +196,8 @@ FAULTS = (
     Fault(
         "lock that its own holder waits for is waited for without end",
         "_procedures/acquisition.py",
-        "            and is_held_with(attempt.holder, owner.token)\n        ):\n",
-        "            and False\n        ):\n",
+        ("        and is_held_with(attempt.holder, owner.token)\n    ):\n"),
+        ("        and False\n    ):\n"),
         (
             "tests/compat/test_fixed_bugs.py::"
             "test_acquire_again_while_held_raises_instead_of_waiting_for_ever[threads-ours-valkey]"
@@ -227,22 +227,22 @@ FAULTS = (
     ),
     Fault(
         "interrupt in the first request is dropped, and the acquire goes on",
-        "_procedures/lock.py",
+        "_procedures/first_request.py",
         "(connection, reply, interruption))",
         "(connection, reply, None))",
         "tests/integration/lock/test_interrupts.py::test_acquire_interrupted_at_any_line[KeyboardInterrupt-threads-{}-valkey]",
     ),
     Fault(
         "interrupt before the first request is dropped, and the acquire goes on",
-        "_procedures/lock.py",
-        "            if interruption is not None:\n                raise interruption\n            return\n",
-        "            return\n",
+        "_procedures/first_request.py",
+        ("        if interruption is not None:\n            raise interruption\n        return\n"),
+        "        return\n",
         "tests/integration/lock/test_interrupts.py::test_acquire_interrupted_at_any_line[KeyboardInterrupt-threads-{}-valkey]",
     ),
     Fault(
         "refused caller makes a second attempt before it queues",
-        "_procedures/lock.py",
-        "            call.is_refused = True\n",
+        "_procedures/first_request.py",
+        "        call.is_refused = True\n",
         "",
         (
             "tests/integration/waiting/test_waiting.py::"

@@ -18,6 +18,10 @@ from redis.exceptions import LockNotOwnedError
 from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, OnReply
+from redislock_fast._procedures.first_request import new_call
+from redislock_fast._procedures.lingering import cached_key, release_here, take_at_once
+from redislock_fast._procedures.on_options import acquire_lock
+from redislock_fast._procedures.release import release_lock
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._transport.loop.lingering import LoopLingering
 from redislock_fast._util.tokens import MARKER
@@ -301,12 +305,12 @@ class Worker:
         """Acquire as the public locks do."""
         simulation = self.simulation
         owner = lock._mine()
-        if lock._linger_ms is not None and lock._take_at_once(lock._cached or lock._cached_key(), owner):
+        if lock._linger_ms is not None and take_at_once(lock, lock._cached or cached_key(lock), owner):
             simulation.check_whole_timeout(self, owner.expiry[1] or 0.0)
             return True
-        call = lock._call(owner, None, blocking, patience_s, None)
+        call = new_call(lock, owner, None, blocking, patience_s, None)
         try:
-            return (yield from lock._acquiring(call))
+            return (yield from acquire_lock(lock, call))
         finally:
             if call.left:
                 self.process.clean_up(call.left)
@@ -316,10 +320,10 @@ class Worker:
         while True:
             owner = lock._held()
             if owner.cached is not None:
-                lock._release_here(owner, owner.cached)
+                release_here(lock, owner, owner.cached)
                 return
             try:
-                yield from lock._releasing(owner)
+                yield from release_lock(lock, owner)
             except Trouble:
                 if owner.token is None:
                     return

@@ -71,6 +71,8 @@ class _Lock(RedlockBase):
     def _tell(self, lease: Lease, reason: LossReason) -> None:
         self.contender.learn(lease, reason)
 
+    _tell_of_former = _tell
+
     @staticmethod
     def _transport_of(client: Any) -> Any:
         return _Keys()

@@ -20,7 +20,7 @@ TOKEN = b"rlf:" + b"7" * 32
 class BareLock(LockBase):
     """A lock whose client is its transport, and which has one owner. No hook is overridden."""
 
-    _tell = _finding_out = _renewer = _notify_lost = _tells_wanted = None  # type: ignore[assignment]  # of locks with other options
+    _tell = _tell_of_former = _finding_out = _renewer = _notify_lost = _tells_wanted = None  # type: ignore[assignment]  # of locks with other options
 
     @staticmethod
     def _transport_of(client: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from redislock_fast._lease.options import spelled_out
-from redislock_fast._procedures.settings import LockSettings, WaitBy
+from redislock_fast._procedures.lock import LockBase, WaitBy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LockerBase"]
 
-_AnyLock = TypeVar("_AnyLock", bound=LockSettings)
+_AnyLock = TypeVar("_AnyLock", bound=LockBase)
 
 
 class LockerBase(Generic[_AnyLock]):

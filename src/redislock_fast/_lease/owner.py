@@ -131,6 +131,12 @@ class Owner:
         if self.note is not None:
             self.note.clear()
 
+    @property
+    def held_lease(self) -> Lease | None:
+        """The lease of the present token."""
+        lease = self.lease
+        return lease if lease is not None and lease.token == self.token else None
+
     def expires_at(self, token: bytes) -> float | None:
         """Until when this token's lease is certainly valid; None where it does not expire, or the end is not known."""
         owner, expires_at = self.expiry

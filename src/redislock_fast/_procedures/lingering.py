@@ -13,19 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.key_lease import KeyLease
-from redislock_fast._lease.metrics import waiting_of
+from redislock_fast._lease.metrics import (
+    waiting_of,
+)
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.acquisition import AcquireBase
+from redislock_fast._procedures.acquisition import acquire_until, key_ttl_ms, set_limit
 from redislock_fast._procedures.call import Call, CleanupEntries
+from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire
-from redislock_fast._util.times import Limit, clock
+from redislock_fast._util.times import (
+    Limit,
+    clock,
+)
 from redislock_fast._util.tokens import identifier_of
 
 if TYPE_CHECKING:
     from redislock_fast._procedures.waiters import WaiterRegistry
 
-__all__ = ["LingerBase", "Turn"]
+__all__ = []
 
 
 class Turn:
@@ -87,358 +93,364 @@ class Turn:
         cached.free()
 
 
-class LingerBase(AcquireBase):
-    """A lock whose key may linger. The public classes describe the parameters."""
+# ---- in memory ----
 
-    @property
-    def lingers(self) -> bool:
-        """Whether a release lets the key linger in this process, as far as is known without asking the server.
 
-        False without `linger`, with a token of the caller's own, where hooks or scripts are overridden, and where the
-        server cannot tell the process that the key is wanted.
-        """
-        if self._linger_ms is None or not self._has_own_hooks():
-            return False
-        held = self._held()
-        return held.cached is not None or (held.token is None and self._transport.registry_of(self._key) is not None)
+def cached_key(lock: LockBase) -> CachedKey:
+    """The key in the cache of its server."""
+    cached: CachedKey = lock._transport.key_cache_of(lock._key).of(lock._key)
+    lock._cached = cached
+    return cached
 
-    # ---- in memory ----
 
-    def _cached_key(self) -> CachedKey:
-        """The key in the cache of its server."""
-        cached: CachedKey = self._transport.key_cache_of(self._key).of(self._key)
-        self._cached = cached
-        return cached
-
-    def _take_at_once(self, cached: CachedKey, owner: Owner) -> bool:
-        """Take a key that lingers. Returns False where that is not possible at once, and the steps must decide."""
-        lease, ttl_ms = cached.lease, self._ttl_ms
-        if lease is None or ttl_ms != lease.ttl_ms or cached.waiters:
-            return False
-        now = clock()
-        token = lease.token
-        expiry = token, now + ttl_ms / 1000
-        try:
-            if cached.locked_by.setdefault(0, expiry) is not expiry:
-                return False
-            if now <= lease.take_until and cached.lease is lease:  # after: it may be given up meanwhile
-                owner.expiry = expiry
-                owner.cached = cached
-                owner.token = token
-                return True
-            cached.free()
-        except BaseException:  # an interrupt may come before any line
-            if cached.locked_by.get(0) is expiry:
-                owner.token = owner.cached = None
-                cached.free()
-            raise
+def take_at_once(lock: LockBase, cached: CachedKey, owner: Owner) -> bool:
+    """Take a key that lingers. Returns False where that is not possible at once, and the steps must decide."""
+    lease, ttl_ms = cached.lease, lock._ttl_ms
+    if lease is None or ttl_ms != lease.ttl_ms or cached.waiters:
         return False
-
-    def _release_here(self, owner: Owner, cached: CachedKey) -> None:
-        """Release a lock whose key may linger, without other options. Sends nothing that it waits for.
-
-        Raises:
-            redis.exceptions.LockNotOwnedError: the lease has ended.
-        """
-        lease, expiry, now = cached.lease, owner.expiry, clock()
-        if (
-            lease is not None
-            and now < expiry[1]  # type: ignore[operator]  # a lock that lingers has a ttl
-            and cached.locked_by.get(0) is expiry
-            and self.thread_local
-        ):
-            keeps = (
-                cached.wanted_at is None and now < lease.keep_until and now >= cached.keeps_from and cached.is_current
-            )
-            if keeps or not (cached.waiters or lease.releases):
-                # first of all, before an interrupt could free the local lock of a lock that is held yet
-                owner.cached = owner.token = None
-                try:
-                    if keeps:
-                        cached.idle_until = now + self._linger_ms / 1000  # type: ignore[operator]  # it lingers
-                    else:
-                        cached.drop()
-                    if cached.waiters:
-                        cached.free()
-                        return
-                    cached.locked_by.pop(0, None)
-                    if cached.waiters or cached.must_go or (keeps and not cached.is_watched):
-                        cached.tidy(expiry)
-                except BaseException:  # an interrupt may come before any line
-                    cached.tidy(expiry)
-                    raise
-                return
-        if not self._let_linger(owner):
-            raise self._not_owned("release")
-
-    # ---- acquire ----
-
-    def _acquiring_by(self, call: Call, turn: Turn | None = None) -> Steps:
-        """The steps of an acquire without other options, in memory where the key lingers.
-
-        `turn` is that of a caller that may have the local lock.
-        """
-        if self._linger_ms is not None:
-            return self._acquiring_in_memory(call, turn)
-        if self._listens:
-            return self._acquiring_heard(call)
-        return self._acquiring_until(call)
-
-    def _acquiring_heard(self, call: Call) -> Steps:
-        """Acquire a lock whose holder gets a message when it is wanted. Returns whether the lock is held."""
-        self._set_limit(call)
-        yield from self._is_heard(call.deadline)
-        return (yield from self._acquiring_until(call))
-
-    def _acquiring_in_memory(self, call: Call, turn: Turn | None) -> Steps:
-        """Acquire a lock with `linger`. Returns whether it is held."""
-        self._set_limit(call)
-        owner, limit = call.owner, call.deadline
-        has_lock = turn is not None and turn.has_lock
-        if turn is not None and has_lock and not self._has_own_hooks():
-            turn.end(owner)
-            has_lock = False
-        is_own = call.own_token is None and self._has_own_hooks()
-        if not has_lock and not (is_own and (yield from self._is_heard(limit))):
-            self._transport.key_cache_of(self._key).hear_wanted(self._key)  # a hook may poll
-            return (yield from self._acquiring_until(call))
-        if turn is None or not has_lock:
-            turn = Turn()
-        before = owner.token
-        try:
-            if (has_lock or (yield from self._locking(turn, call))) and (
-                yield from self._acquiring_in_turn(turn, call)
-            ):
-                return True  # after an interrupt here, the lock is not held, too
-            turn.end(owner)
-        except BaseException:
-            call.left.extend(self._undo(turn, owner, before))
-            raise
-        return False
-
-    def _acquiring_in_turn(self, turn: Turn, call: Call) -> Steps:
-        """Acquire with the local lock. Returns whether the lock is held."""
-        cached = self._cached = turn.cached
-        assert cached is not None
-        if self._take(turn, cached, call.owner) or (yield from self._confirming_kept(turn, call.owner, call.deadline)):
+    now = clock()
+    token = lease.token
+    expiry = token, now + ttl_ms / 1000
+    try:
+        if cached.locked_by.setdefault(0, expiry) is not expiry:
+            return False
+        if now <= lease.take_until and cached.lease is lease:  # after: it may be given up meanwhile
+            owner.expiry = expiry
+            owner.cached = cached
+            owner.token = token
             return True
-        call.linger_ms = self._linger_ms
-        acquired = yield from self._acquiring_until(call)
-        if acquired:
-            self._note_acquired(turn, call.owner)
-        return acquired
-
-    # ---- the first request ----
-
-    def _may_begin(self, call: Call, turn: Turn, cached: CachedKey) -> bool:
-        """Take the local lock of a key that does not linger, if it is free, for the first request of an acquire.
-
-        Returns whether that was possible, on a connection that hears when the key is wanted.
-        """
-        if cached.locked_by or self._transport.registry_of(self._key) is None:
-            return False
-        turn.begin(cached, call)
-        call.listens = True
-        call.ttl_ms = self._key_ttl_ms(self._linger_ms)
-        return cached.lease is None and cached.try_lock(call)
-
-    @staticmethod
-    def _is_fetching(call: Call, turn: Turn) -> bool:
-        """Whether an interrupt came between the first request and its reply, as far as the local lock shows."""
-        cached = turn.cached
-        return cached is not None and cached.lease is None and cached.locked_by.get(0) is call
-
-    def _note_begun(self, call: Call, turn: Turn) -> None:
-        """Note the key that the first request has got for the owner, which has the local lock."""
-        assert call.token is not None
-        expires_at = call.sent_at + (call.ttl_ms or 0) / 1000
-        self._note_granted(turn, call.owner, call.token, expires_at, call.connection.registry)
-
-    def _undo(self, turn: Turn, owner: Owner, before: bytes | None) -> CleanupEntries:
-        """End a turn in which an interrupt or an error has come. Returns what must be cleaned up.
-
-        Args:
-            turn: of the acquire.
-            owner: the caller's.
-            before: the token that the owner had before.
-        """
-        token, lease = owner.token, turn.lease
-        left: CleanupEntries = []
-        if token is not None and token != before and turn.has_lock:
+        cached.free()
+    except BaseException:  # an interrupt may come before any line
+        if cached.locked_by.get(0) is expiry:
             owner.token = owner.cached = None
-            if lease is None or lease.token != token:
-                left.append((self._key, token))
+            cached.free()
+        raise
+    return False
+
+
+def release_here(lock: LockBase, owner: Owner, cached: CachedKey) -> None:
+    """Release a lock whose key may linger, without other options. Sends nothing that it waits for.
+
+    Raises:
+        redis.exceptions.LockNotOwnedError: the lease has ended.
+    """
+    lease, expiry, now = cached.lease, owner.expiry, clock()
+    if (
+        lease is not None
+        and now < expiry[1]  # type: ignore[operator]  # a lock that lingers has a ttl
+        and cached.locked_by.get(0) is expiry
+        and lock.thread_local
+    ):
+        keeps = cached.wanted_at is None and now < lease.keep_until and now >= cached.keeps_from and cached.is_current
+        if keeps or not (cached.waiters or lease.releases):
+            # first of all, before an interrupt could free the local lock of a lock that is held yet
+            owner.cached = owner.token = None
+            try:
+                if keeps:
+                    cached.idle_until = now + lock._linger_ms / 1000  # type: ignore[operator]  # it lingers
+                else:
+                    cached.drop()
+                if cached.waiters:
+                    cached.free()
+                    return
+                cached.locked_by.pop(0, None)
+                if cached.waiters or cached.must_go or (keeps and not cached.is_watched):
+                    cached.tidy(expiry)
+            except BaseException:  # an interrupt may come before any line
+                cached.tidy(expiry)
+                raise
+            return
+    if not let_linger(lock, owner):
+        raise lock._not_owned("release")
+
+
+# ---- acquire ----
+
+
+def acquire_plain(lock: LockBase, call: Call, turn: Turn | None = None) -> Steps:
+    """The steps of an acquire without other options, in memory where the key lingers.
+
+    `turn` is that of a caller that may have the local lock.
+    """
+    if lock._linger_ms is not None:
+        return acquire_in_memory(lock, call, turn)
+    if lock._listens:
+        return acquire_listening(lock, call)
+    return acquire_until(lock, call)
+
+
+def acquire_listening(lock: LockBase, call: Call) -> Steps:
+    """Acquire a lock whose holder gets a message when it is wanted. Returns whether the lock is held."""
+    set_limit(lock, call)
+    yield from listen_for_wanted(lock, call.deadline)
+    return (yield from acquire_until(lock, call))
+
+
+def acquire_in_memory(lock: LockBase, call: Call, turn: Turn | None) -> Steps:
+    """Acquire a lock with `linger`. Returns whether it is held."""
+    set_limit(lock, call)
+    owner, limit = call.owner, call.deadline
+    has_lock = turn is not None and turn.has_lock
+    if turn is not None and has_lock and not lock._has_own_hooks():
         turn.end(owner)
-        return left
+        has_lock = False
+    is_own = call.own_token is None and lock._has_own_hooks()
+    if not has_lock and not (is_own and (yield from listen_for_wanted(lock, limit))):
+        lock._transport.key_cache_of(lock._key).hear_wanted(lock._key)  # a hook may poll
+        return (yield from acquire_until(lock, call))
+    if turn is None or not has_lock:
+        turn = Turn()
+    before = owner.token
+    try:
+        if (has_lock or (yield from lock_locally(lock, turn, call))) and (yield from acquire_in_turn(lock, turn, call)):
+            return True  # after an interrupt here, the lock is not held, too
+        turn.end(owner)
+    except BaseException:
+        call.left.extend(undo(lock, turn, owner, before))
+        raise
+    return False
 
-    def _is_heard(self, limit: Limit) -> Steps:
-        """Returns whether the connection hears when another process wants the key. Subscribes where that is missing."""
-        if self._transport.registry_of(self._key) is not None:
-            return True
-        waiter = yield Do("enter", self._key, b"", limit.left_s())
-        if waiter is None:
-            return False
-        waiter.registry.leave(waiter)
-        return waiter.channel is not None and self._transport.registry_of(self._key) is not None
 
-    def _locking(self, turn: Turn, call: Call) -> Steps:
-        """Take the local lock. Returns whether that was possible in time."""
-        limit = call.deadline
-        while True:
-            cached: CachedKey = self._transport.key_cache_of(self._key).of(self._key)
-            turn.begin(cached, cached.cache.new_waiter())
-            if cached.try_lock(turn.waiter):
-                return True
-            if clock() >= cached.overdue_at():
-                cached.replace()
-                continue
-            if not call.waits or limit.is_over:
-                return False
-            with waiting_of(self._options, self._name, "local") as wait:
-                turn.join()
-                while not turn.waiter.is_given and cached.is_current and not limit.is_over:
-                    yield Do("call", turn.waiter.wait, limit.listen_s())
-                if turn.leave():
-                    if wait is not None:
-                        wait.handed_over = True
-                    return True
-
-    def _take(self, turn: Turn, cached: CachedKey, owner: Owner) -> bool:
-        """Take the key in memory. Returns False where it would not outlive the whole `timeout`. Has the local lock."""
-        lease, now = cached.lease, clock()
-        if lease is None or now > lease.take_until_for(self._ttl_ms or 0):
-            return False
-        self._hold(turn, cached, lease, owner, now)
+def acquire_in_turn(lock: LockBase, turn: Turn, call: Call) -> Steps:
+    """Acquire with the local lock. Returns whether the lock is held."""
+    cached = lock._cached = turn.cached
+    assert cached is not None
+    if take_kept(lock, turn, cached, call.owner) or (yield from confirm_kept(lock, turn, call.owner, call.deadline)):
         return True
+    call.linger_ms = lock._linger_ms
+    acquired = yield from acquire_until(lock, call)
+    if acquired:
+        note_acquired(lock, turn, call.owner)
+    return acquired
 
-    def _hold(self, turn: Turn, cached: CachedKey, lease: KeyLease, owner: Owner, since: float) -> None:
-        """Note that the owner holds the lock, from this moment of the clock on. It has the local lock."""
-        expiry = lease.token, since + (self._ttl_ms or 0) / 1000
-        turn.expiry = expiry  # before: after an interrupt, `Turn.end` knows the local lock by it
-        cached.locked_by[0] = expiry
-        owner.expiry = expiry
-        owner.cached = cached
-        owner.contended = None
-        owner.token = lease.token
 
-    def _confirming_kept(self, turn: Turn, owner: Owner, limit: Limit) -> Steps:
-        """Set the ttl of a key that lingers. Returns whether the lock is held; else it lingers no more."""
-        cached, lease = turn.cached, turn.lease
-        if cached is None or lease is None:
-            return False
-        if lease.releases:  # begun, and interrupted
-            cached.drop()
-            return False
-        ttl_ms = (self._ttl_ms or 0) + (self._linger_ms or 0)
-        confirm = Reacquire(self._key, lease.token, ttl_ms)  # no flag is known: "wanted" may be of an earlier token
-        try:
-            yield Do("execute", confirm, limit.left_s())
-        except BaseException:
-            cached.drop()
-            raise
-        if confirm.result:
-            expires_at = confirm.sent_at + ttl_ms / 1000
-            cached.lease = self._new_lease(lease.token, expires_at, lease.heard_by, lease.began_at)
-            cached.lease.fences = lease.fences
-            self._hold(turn, cached, cached.lease, owner, min(clock(), cached.lease.take_until))
-            return True
-        cached.lease = None
-        lease.note_loss()
+# ---- the first request ----
+
+
+def may_begin(lock: LockBase, call: Call, turn: Turn, cached: CachedKey) -> bool:
+    """Take the local lock of a key that does not linger, if it is free, for the first request of an acquire.
+
+    Returns whether that was possible, on a connection that hears when the key is wanted.
+    """
+    if cached.locked_by or lock._transport.registry_of(lock._key) is None:
         return False
+    turn.begin(cached, call)
+    call.listens = True
+    call.ttl_ms = key_ttl_ms(lock, lock._linger_ms)
+    return cached.lease is None and cached.try_lock(call)
 
-    def _new_lease(self, token: bytes, expires_at: float, heard_by: object, began_at: float) -> KeyLease:
-        lease = KeyLease(self._key, token, expires_at, self._ttl_ms or 0, self._linger_ms or 0, heard_by, began_at)
-        if self._options is not None and self._options.metrics is not None:
-            lease.reports = self._options.metrics, self._name
-        return lease
 
-    def _note_acquired(self, turn: Turn, owner: Owner) -> None:
-        """Note the key that the owner has acquired, whose local lock it has."""
-        cached = turn.cached
-        token, expires_at = owner.expiry
-        assert cached is not None
-        assert token is not None
-        assert expires_at is not None
-        if owner.contended == token and cached.wanted_at is None:  # granted by the queue: others may wait there
-            cached.wanted_at = clock()
-        self._note_granted(turn, owner, token, expires_at, self._transport.registry_of(self._key))
+def is_fetching(call: Call, turn: Turn) -> bool:
+    """Whether an interrupt came between the first request and its reply, as far as the local lock shows."""
+    cached = turn.cached
+    return cached is not None and cached.lease is None and cached.locked_by.get(0) is call
 
-    def _note_granted(
-        self, turn: Turn, owner: Owner, token: bytes, expires_at: float, registry: WaiterRegistry | None
-    ) -> None:
-        """Note the key that the server has granted to the owner, which has the local lock.
 
-        Args:
-            turn: of the acquire.
-            owner: the holder.
-            token: the key's.
-            expires_at: when the key expires on the server at the earliest, in the clock's seconds.
-            registry: of the connection for the key; where the token is not of that connection, "wanted" is not heard.
-        """
-        heard_by = registry if registry is not None and registry.identifier == identifier_of(token) else None
-        cached = turn.cached
-        assert cached is not None
-        cached.cache.shortest_s = min(cached.cache.shortest_s, (self._linger_ms or 0) / 1000)
-        now = clock()
-        cached.lease = lease = self._new_lease(token, expires_at, heard_by, now)
-        self._hold(turn, cached, lease, owner, min(now, lease.take_until))
-        if not cached.is_watched:  # it may be taken from its holder
-            cached.cache.watch()
+def note_begun(lock: LockBase, call: Call, turn: Turn) -> None:
+    """Note the key that the first request has got for the owner, which has the local lock."""
+    assert call.token is not None
+    expires_at = call.sent_at + (call.ttl_ms or 0) / 1000
+    note_granted(lock, turn, call.owner, call.token, expires_at, call.connection.registry)
 
-    # ---- release ----
 
-    @staticmethod
-    def _give_up_cached(owner: Owner) -> bool:
-        """Give up the key of a lock that is not to be held after all. Returns whether it is given back."""
-        cached, owner.cached = owner.cached, None
-        if cached is None:
+def undo(lock: LockBase, turn: Turn, owner: Owner, before: bytes | None) -> CleanupEntries:
+    """End a turn in which an interrupt or an error has come. Returns what must be cleaned up.
+
+    Args:
+        lock: the caller's.
+        turn: of the acquire.
+        owner: the caller's.
+        before: the token that the owner had before.
+    """
+    token, lease = owner.token, turn.lease
+    left: CleanupEntries = []
+    if token is not None and token != before and turn.has_lock:
+        owner.token = owner.cached = None
+        if lease is None or lease.token != token:
+            left.append((lock._key, token))
+    turn.end(owner)
+    return left
+
+
+def listen_for_wanted(lock: LockBase, limit: Limit) -> Steps:
+    """Returns whether the connection hears when another process wants the key. Subscribes where that is missing."""
+    if lock._transport.registry_of(lock._key) is not None:
+        return True
+    waiter = yield Do("enter", lock._key, b"", limit.left_s())
+    if waiter is None:
+        return False
+    waiter.registry.leave(waiter)
+    return waiter.channel is not None and lock._transport.registry_of(lock._key) is not None
+
+
+def lock_locally(lock: LockBase, turn: Turn, call: Call) -> Steps:
+    """Take the local lock. Returns whether that was possible in time."""
+    limit = call.deadline
+    while True:
+        cached: CachedKey = lock._transport.key_cache_of(lock._key).of(lock._key)
+        turn.begin(cached, cached.cache.new_waiter())
+        if cached.try_lock(turn.waiter):
+            return True
+        if clock() >= cached.overdue_at():
+            cached.replace()
+            continue
+        if not call.waits or limit.is_over:
             return False
-        is_kept = cached.lease is not None
+        with waiting_of(lock._options, lock._name, "local") as wait:
+            turn.join()
+            while not turn.waiter.is_given and cached.is_current and not limit.is_over:
+                yield Do("call", turn.waiter.wait, limit.listen_s())
+            if turn.leave():
+                if wait is not None:
+                    wait.handed_over = True
+                return True
+
+
+def take_kept(lock: LockBase, turn: Turn, cached: CachedKey, owner: Owner) -> bool:
+    """Take the key in memory. Returns False where it would not outlive the whole `timeout`. Has the local lock."""
+    lease, now = cached.lease, clock()
+    if lease is None or now > lease.take_until_for(lock._ttl_ms or 0):
+        return False
+    hold_cached(lock, turn, cached, lease, owner, now)
+    return True
+
+
+def hold_cached(lock: LockBase, turn: Turn, cached: CachedKey, lease: KeyLease, owner: Owner, since: float) -> None:
+    """Note that the owner holds the lock, from this moment of the clock on. It has the local lock."""
+    expiry = lease.token, since + (lock._ttl_ms or 0) / 1000
+    turn.expiry = expiry  # before: after an interrupt, `Turn.end` knows the local lock by it
+    cached.locked_by[0] = expiry
+    owner.expiry = expiry
+    owner.cached = cached
+    owner.contended = None
+    owner.token = lease.token
+
+
+def confirm_kept(lock: LockBase, turn: Turn, owner: Owner, limit: Limit) -> Steps:
+    """Set the ttl of a key that lingers. Returns whether the lock is held; else it lingers no more."""
+    cached, lease = turn.cached, turn.lease
+    if cached is None or lease is None:
+        return False
+    if lease.releases:  # begun, and interrupted
+        cached.drop()
+        return False
+    ttl_ms = (lock._ttl_ms or 0) + (lock._linger_ms or 0)
+    confirm = Reacquire(lock._key, lease.token, ttl_ms)  # no flag is known: "wanted" may be of an earlier token
+    try:
+        yield Do("execute", confirm, limit.left_s())
+    except BaseException:
+        cached.drop()
+        raise
+    if confirm.result:
+        expires_at = confirm.sent_at + ttl_ms / 1000
+        cached.lease = new_lease(lock, lease.token, expires_at, lease.heard_by, lease.began_at)
+        cached.lease.fences = lease.fences
+        hold_cached(lock, turn, cached, cached.lease, owner, min(clock(), cached.lease.take_until))
+        return True
+    cached.lease = None
+    lease.note_loss()
+    return False
+
+
+def new_lease(lock: LockBase, token: bytes, expires_at: float, heard_by: object, began_at: float) -> KeyLease:
+    lease = KeyLease(lock._key, token, expires_at, lock._ttl_ms or 0, lock._linger_ms or 0, heard_by, began_at)
+    if lock._options is not None and lock._options.metrics is not None:
+        lease.reports = lock._options.metrics, lock._name
+    return lease
+
+
+def note_acquired(lock: LockBase, turn: Turn, owner: Owner) -> None:
+    """Note the key that the owner has acquired, whose local lock it has."""
+    cached = turn.cached
+    token, expires_at = owner.expiry
+    assert cached is not None
+    assert token is not None
+    assert expires_at is not None
+    if owner.contended == token and cached.wanted_at is None:  # granted by the queue: others may wait there
+        cached.wanted_at = clock()
+    note_granted(lock, turn, owner, token, expires_at, lock._transport.registry_of(lock._key))
+
+
+def note_granted(
+    lock: LockBase, turn: Turn, owner: Owner, token: bytes, expires_at: float, registry: WaiterRegistry | None
+) -> None:
+    """Note the key that the server has granted to the owner, which has the local lock.
+
+    Args:
+        lock: the holder's.
+        turn: of the acquire.
+        owner: the holder.
+        token: the key's.
+        expires_at: when the key expires on the server at the earliest, in the clock's seconds.
+        registry: of the connection for the key; where the token is not of that connection, "wanted" is not heard.
+    """
+    heard_by = registry if registry is not None and registry.identifier == identifier_of(token) else None
+    cached = turn.cached
+    assert cached is not None
+    cached.cache.shortest_s = min(cached.cache.shortest_s, (lock._linger_ms or 0) / 1000)
+    now = clock()
+    cached.lease = lease = new_lease(lock, token, expires_at, heard_by, now)
+    hold_cached(lock, turn, cached, lease, owner, min(now, lease.take_until))
+    if not cached.is_watched:  # it may be taken from its holder
+        cached.cache.watch()
+
+
+# ---- release ----
+
+
+def give_up_cached(owner: Owner) -> bool:
+    """Give up the key of a lock that is not to be held after all. Returns whether it is given back."""
+    cached, owner.cached = owner.cached, None
+    if cached is None:
+        return False
+    is_kept = cached.lease is not None
+    cached.drop()
+    cached.free()
+    return is_kept
+
+
+def let_linger(lock: LockBase, owner: Owner) -> bool:
+    """Let the key of a held lock linger, or give it up in the background. Returns whether the lock was held.
+
+    The owner has no token then, unless another caller that shares it has acquired meanwhile.
+    """
+    cached = owner.cached
+    if cached is None:
+        return False  # another caller that shares the owner has released it
+    claim: list[bool] = []
+    try:
+        try:
+            return cached.locked_by.setdefault(1, claim) is claim and release_kept(lock, cached, owner, claim)
+        finally:
+            end_claim(cached, owner, claim)
+    except BaseException:  # an interrupt may come before any line
+        end_claim(cached, owner, claim)
+        raise
+
+
+def release_kept(lock: LockBase, cached: CachedKey, owner: Owner, claim: list[bool]) -> bool:
+    """`_let_linger`, for the one caller that releases what the owner holds."""
+    if owner.cached is not cached:
+        return False
+    claim.append(True)
+    owner.cached = owner.token = None  # first: the next holder may have the same owner and token
+    lease, (token, end) = cached.lease, owner.expiry
+    now = clock()
+    if lease is None or end is None or token != lease.token or now >= end or lease.releases:
+        return False  # the last: an operator has taken it
+    if owner.expiry != cached.locked_by.get(0):  # prolonged, or cut
+        lease.set_end(end)
+    if owner.is_prolonging:  # a request under way may cut the lease yet
+        lease.let_go()
+    cached.release(now, (lock._linger_ms or 0) / 1000)
+    return True
+
+
+def end_claim(cached: CachedKey, owner: Owner, claim: list[bool]) -> None:
+    if cached.locked_by.get(1) is not claim:
+        return
+    if owner.cached is cached or not claim:  # nothing was released
+        cached.locked_by.pop(1, None)
+    else:  # lost, or interrupted
         cached.drop()
         cached.free()
-        return is_kept
-
-    def _let_linger(self, owner: Owner) -> bool:
-        """Let the key of a held lock linger, or give it up in the background. Returns whether the lock was held.
-
-        The owner has no token then, unless another caller that shares it has acquired meanwhile.
-        """
-        cached = owner.cached
-        if cached is None:
-            return False  # another caller that shares the owner has released it
-        claim: list[bool] = []
-        try:
-            try:
-                return cached.locked_by.setdefault(1, claim) is claim and self._releasing_kept(cached, owner, claim)
-            finally:
-                self._end_claim(cached, owner, claim)
-        except BaseException:  # an interrupt may come before any line
-            self._end_claim(cached, owner, claim)
-            raise
-
-    def _releasing_kept(self, cached: CachedKey, owner: Owner, claim: list[bool]) -> bool:
-        """`_let_linger`, for the one caller that releases what the owner holds."""
-        if owner.cached is not cached:
-            return False
-        claim.append(True)
-        owner.cached = owner.token = None  # first: the next holder may have the same owner and token
-        lease, (token, end) = cached.lease, owner.expiry
-        now = clock()
-        if lease is None or end is None or token != lease.token or now >= end or lease.releases:
-            return False  # the last: an operator has taken it
-        if owner.expiry != cached.locked_by.get(0):  # prolonged, or cut
-            lease.set_end(end)
-        if owner.is_prolonging:  # a request under way may cut the lease yet
-            lease.let_go()
-        cached.release(now, (self._linger_ms or 0) / 1000)
-        return True
-
-    @staticmethod
-    def _end_claim(cached: CachedKey, owner: Owner, claim: list[bool]) -> None:
-        if cached.locked_by.get(1) is not claim:
-            return
-        if owner.cached is cached or not claim:  # nothing was released
-            cached.locked_by.pop(1, None)
-        else:  # lost, or interrupted
-            cached.drop()
-            cached.free()

@@ -1,624 +1,717 @@
-"""The operations of a lock, step by step: acquire on options, release, extend, reacquire, locked, owned.
+"""`LockBase`: the settings of a lock, which may be changed at any time as redis-py's may, and what its callers hold.
 
-`redislock_fast/lock.py` and `redislock_fast/asyncio/lock.py` have the signatures, and drive these generators. A lock
-without options is acquired in `acquisition.py`.
+Its operations are functions in the other modules of this package. Nothing here sends anything.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
+import math
+import threading
 import weakref
+from abc import abstractmethod
+from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from sys import modules
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
 
-import redis
-import redis.asyncio
+from redis.backoff import AbstractBackoff
 from redis.exceptions import (
-    LockNotOwnedError,
-    TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    LockError,
+    LockNotOwnedError,  # redis-py's, as everywhere in its users' code
 )
 
+from redislock_fast._lease.call_log import knows_whether, logs_calls
+from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.metrics import report, report_call, report_end_later
-from redislock_fast._lease.note import Held, Note
-from redislock_fast._lease.options import Options
-from redislock_fast._lease.owner import Owner, PendingOwner
-from redislock_fast._lease.telling import is_telling
-from redislock_fast._pipe.base import NOT_ASKED
-from redislock_fast._procedures.call import Call, ReleaseCall
-from redislock_fast._procedures.lingering import LingerBase, Turn
-from redislock_fast._procedures.settings import EXTEND, REACQUIRE, RELEASE, UNLOCKED, hooks_of
+from redislock_fast._lease.local import Local, owners_of
+from redislock_fast._lease.metrics import (
+    installed,
+    report,
+    report_call,
+)
+from redislock_fast._lease.options import Options, linger_ms_of, refuse_unknown, spelled_out
+from redislock_fast._lease.owner import Owner, PendingOwner, SharedOwner, current_task, twin_of
+from redislock_fast._lease.telling import end_telling
+from redislock_fast._procedures.hooks import EXTEND, REACQUIRE, RELEASE, Hooks, hooks_of, script_object
+from redislock_fast._procedures.lease import (
+    describe,
+    end_lost,
+    forget_lease,
+    lost_error,
+    refuse_in_callback,
+    unlocked_error,
+)
+from redislock_fast._procedures.loss import reason_of
 from redislock_fast._procedures.steps import Do, Steps
-from redislock_fast._protocol.commands import HANDED_OVER, Extend, Reacquire, ReadHolder, Release
-from redislock_fast._protocol.fenced import MANY, AcquireFenced, Fence, fence_given
-from redislock_fast._protocol.replicas import Replicate
-from redislock_fast._util.errors import NotReplicatedError, shown
-from redislock_fast._util.times import FOREVER_S, GRACE_S, Limit, added_ms, clock
-from redislock_fast._util.tokens import is_held_with
-from redislock_fast._util.tracing import OWN, OWN_ASYNC, providers
+from redislock_fast._protocol.commands import Acquire, ReadHolder
+from redislock_fast._protocol.fenced import AcquireFenced, AcquireManyFenced, AcquireOwnFenced
+from redislock_fast._protocol.own_token import AcquireOwn
+from redislock_fast._util import fork, patching
+from redislock_fast._util.errors import LockLostError, LossReason, noted, shown
+from redislock_fast._util.times import (
+    MOST_FAILURES,
+    blocks,
+    clock,
+    drift_s,
+    poll_seconds,
+    ttl_ms_of,
+    wait_seconds,
+)
+from redislock_fast._util.tokens import MARKER, without_flag
 
-__all__ = ["LockBase"]
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
 
-_Client = redis.Redis
-_AsyncClient = redis.asyncio.Redis
-_NUMBERS = (float, int)
+    from redislock_fast._lease.adaptive import AdaptiveTTL
+    from redislock_fast._lease.handle import Handle
+    from redislock_fast._lease.options import OptionSettings
 
-_WAIT_GRACE_S = GRACE_S / 2
-"""How long replicas may take after the acquire's deadline; the other half of the grace is for the server's reply."""
+__all__ = ["Backoff", "LockBase", "WaitBy", "observe_by_otel"]
+
+# By weak references: a task that is started meanwhile, such as the one that connects, keeps a copy of the context.
+_acting: ContextVar[tuple[weakref.ref[LockBase], weakref.ref[Owner]] | None] = ContextVar("_acting", default=None)
+
+WaitBy: TypeAlias = "Literal['push', 'poll'] | AbstractBackoff"
+
+_LINGER = {"linger"}
+
+_provided = "opentelemetry.metrics"
+"""The module that may have a meter provider, if the program has imported it; empty: that is decided."""
+
+_provider_place: Any = SimpleNamespace(_METER_PROVIDER="not known")
+"""What has the provider, None where it is not set."""
 
 
-def _is_replaced(script: Any, own: Any) -> bool:
-    """Whether a user's script stands in place of our own, as redis-py's users may set `lua_release` and the like."""
-    return script is not own and script is not None
+def observe_by_otel() -> None:
+    """Have OpenTelemetry's meter provider get metrics of all locks, where the program has set one.
+
+    The public function that tells takes as long as the rest of making a lock, and redis-py imports OpenTelemetry
+    wherever it is installed. So later calls are made only where the variable behind it is set, or is gone.
+    """
+    global _provided, _provider_place  # noqa: PLW0603  # the only place that changes them
+    if _provided in modules and _provider_place._METER_PROVIDER is not None:  # as said
+        from redislock_fast import otel  # noqa: PLC0415  # few need it
+
+        internal = getattr(modules[_provided], "_internal", None)
+        if hasattr(internal, "_METER_PROVIDER"):
+            _provider_place = internal
+        if otel.install_if_set():
+            _provided = ""
 
 
-class LockBase(LingerBase):
-    """A lock. The public classes describe the parameters."""
+class Backoff:
+    """The pauses before the attempts of one acquire, but the first.
 
-    # ---- the first request ----
+    Args:
+        wait: the lock's setting.
+        sleep: the pause in seconds where `wait` is no backoff.
+    """
 
-    def _call(
-        self, owner: Owner, sleep: Any, blocking: Any, blocking_timeout: Any = None, token: Any = None, task: Any = None
-    ) -> Call:
-        """The call of an acquire with these parameters; see `Call`."""
-        call = Call()
-        call.key = self._key
-        call.owner = owner
-        call.sleep = sleep
-        call.blocking = blocking
-        call.blocking_timeout = blocking_timeout
-        call.own_token = token
-        call.wait_s = None
-        call.listens = False
-        if task is not None:
-            call.task = task
-        return call
+    def __init__(self, wait: WaitBy, sleep: float) -> None:
+        self._sleep = sleep
+        self._failures = 0
+        self._backoff = None if isinstance(wait, str) else copy.deepcopy(wait)  # it may remember its last pause
+        if self._backoff is not None:
+            self._backoff.reset()  # type: ignore[no-untyped-call]
 
-    def _begins(self, call: Call) -> bool:
-        """Whether the first request of an acquire may leave before anything else is done, as mostly.
+    def next_s(self) -> float:
+        """The pause after one more attempt that has failed, in seconds."""
+        if self._backoff is None:
+            return self._sleep
+        self._failures = min(self._failures + 1, MOST_FAILURES)
+        return poll_seconds(self._backoff.compute(self._failures))
 
-        Not where a hook is overridden, something observes redis-py's commands, the caller holds the lock and may
-        reenter it, or a parameter is not of the usual kind: then the steps decide. Hooks and tracers may come and go at
-        any time, so every call looks.
+
+class LockBase:
+    """A lock without its operations: its settings, and what its callers hold. Sends nothing.
+
+    The public classes describe the parameters.
+    """
+
+    lua_release: Any = None
+    lua_extend: Any = None
+    lua_reacquire: Any = None
+
+    LUA_RELEASE_SCRIPT: str = RELEASE.script
+    LUA_EXTEND_SCRIPT: str = EXTEND.script
+    LUA_REACQUIRE_SCRIPT: str = REACQUIRE.script
+
+    _owners: Any
+
+    _attempt_kind: type[Acquire] = Acquire  # with a new token
+    _own_kind: type[Acquire] = AcquireOwn  # with a caller's own token
+    _transport: Any
+    _pool: Any
+    """The client's pool when the transport was looked up; None for a client of a cluster."""
+    _former: Any = None
+    """The pool before and its transport, which may renew a lock: that ends with its pool."""
+    _wait: WaitBy = "push"
+    _options: Options | None = None
+    _linger_ms: int | None = None
+    _at_least_s: float | None = None
+    """For how many seconds after its acquire the lock of a job is not another's, released or not; see `once`."""
+    _is_direct = True  # whether the reply to its first request may be all that an acquire needs
+    _is_for_tasks = False
+
+    @spelled_out("Lock")
+    def __init__(
+        self,
+        redis: Any,
+        name: str | bytes,
+        timeout: float | AdaptiveTTL | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        wait: WaitBy = "push",
+        **options: Unpack[OptionSettings[Any]],
+    ) -> None:
+        # Hot path: properties are bypassed, since a lock is often made for one use.
+        if type(sleep) is not float or not sleep >= 0.0:
+            poll_seconds(sleep)
+        waits: Any = blocking
+        if type(waits) is not bool:
+            blocks(waits)
+        if blocking_timeout is not None:
+            wait_seconds(blocking_timeout, "blocking_timeout")
+        # Here and not in the class, where Python 3.11 is slow to find them.
+        self._options = self._linger_ms = self._at_least_s = None
+        self._redis = redis
+        self._transport = transport = self._transport_of(redis)
+        self._pool = getattr(redis, "connection_pool", None)
+        self._name = name
+        self._key = transport.key_of(name)
+        seconds: Any = timeout
+        adaptive: Any = None
+        if hasattr(timeout, "observe"):  # an AdaptiveTTL: importing it takes a millisecond, and few need it
+            adaptive = timeout
+            seconds = adaptive.ttl_ms(name) / 1000
+        self._timeout: float | None = seconds
+        self._ttl_ms = None if seconds is None else ttl_ms_of(seconds)
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        if wait != "push":  # else the class's attribute serves
+            self.wait = wait
+        if _provided in modules and _provider_place._METER_PROVIDER is not None:  # see `observe_by_otel`
+            observe_by_otel()
+        is_seen = installed or (knows_whether() is not False and logs_calls())
+        if options or adaptive is not None or is_seen:
+            if adaptive is None and not is_seen and options.keys() == _LINGER:  # making `Options` takes 3 us
+                self._linger_ms = linger_ms_of(options["linger"], self._ttl_ms)
+            else:
+                self._set_options(options, adaptive)
+        self._own_nothing()
+        self.register_scripts()
+
+    def _set_options(self, options: Any, adaptive: Any) -> None:
+        """Check and set the options of the lock."""
+        refuse_unknown(type(self).__name__, options, LockBase.__init__)
+        checked = Options(adaptive=adaptive, **options)
+        checked.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
+        if checked.wait_replicas and not self._transport.sends_wait:
+            raise ValueError(
+                f"the lock {shown(self._name)} cannot wait for replicas: its client sends commands in its own way"
+            )
+        if checked.fencing:
+            kind = AcquireFenced if checked.linger is None else AcquireManyFenced
+            self._attempt_kind, self._own_kind = kind, AcquireOwnFenced
+        self._linger_ms = linger_ms_of(checked.linger, self._ttl_ms)
+        self._is_direct = self.thread_local and checked.only_note
+        self._options = checked
+
+    # ---- settings, which may be changed at any time as redis-py's may ----
+
+    @staticmethod
+    @abstractmethod
+    def _transport_of(client: Any) -> Any:
+        """The transport that serves this client."""
+
+    @abstractmethod
+    def _new_owner(self) -> Any:
+        """Make the owners, where `thread_local` is true."""
+
+    def _heirs_of(self, former: Any) -> Any:
+        """Make the owners anew after a patch of `threading`."""
+        return former  # of tasks
+
+    @property
+    def redis(self) -> Any:
+        """The client."""
+        return self._redis
+
+    @redis.setter
+    def redis(self, client: Any) -> None:
+        transport = self._transport_of(client)
+        self._key = transport.key_of(self._name)
+        if transport is not self._transport:  # else another caller was faster
+            self._former, self._transport = (self._transport, self._pool), transport
+        self._pool = getattr(client, "connection_pool", None)
+        self._cached = None
+        self._redis = client
+
+    def _follow_pool(self) -> None:
+        """Lock where the client's own commands go by now: its pool may have been replaced."""
+        pool = self._pool
+        if pool is not None and self._redis.connection_pool is not pool:
+            self.redis = self._redis
+
+    @property
+    def name(self) -> Any:
+        """The key."""
+        return self._name
+
+    @name.setter
+    def name(self, name: Any) -> None:
+        self._key = self._transport.key_of(name)
+        self._name = name
+
+    @property
+    def timeout(self) -> float | None:
+        """The ttl in seconds."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, timeout: float | None) -> None:
+        ttl_ms = ttl_ms_of(timeout)
+        if self._options is not None:
+            self._options.check(ttl_ms, self.thread_local, self._is_for_tasks)
+        if self._linger_ms is not None:
+            linger_ms_of(self._linger_ms / 1000, ttl_ms)
+        self._ttl_ms = ttl_ms
+        self._timeout = timeout
+
+    @property
+    def wait(self) -> WaitBy:
+        """How `acquire` waits: "push", "poll" or a `redis.backoff.AbstractBackoff`."""
+        return self._wait
+
+    @wait.setter
+    def wait(self, wait: WaitBy) -> None:
+        if wait not in ("push", "poll") and not isinstance(wait, AbstractBackoff):
+            raise ValueError(f"wait must be 'push', 'poll' or a redis.backoff.AbstractBackoff, not {wait!r}")
+        self._wait = wait
+
+    _cached: CachedKey | None = None
+    """The key in the cache of its server, for a lock with `linger` that was acquired."""
+
+    def _own_nothing(self) -> None:
+        self._generation = fork.generation()
+        if self._cached is not None:  # of the parent
+            self._cached = None
+        self._local = patching.in_force
+        self._owners = self._new_owner() if self.thread_local else SharedOwner()
+
+    def _own_anew(self) -> None:
+        """Go on after a fork, or a patch of `threading`."""
+        if self._local is not threading.local:
+            self._adapt_to_patch()
+        if self._generation != fork.generation():
+            self._own_nothing()
+
+    def _adapt_to_patch(self) -> None:
+        """Go on after a patch of `threading`: each greenlet is an owner of its own from now on."""
+        patching.adapt()
+        if self._local is not patching.in_force:  # else another greenlet was faster, or this thread must not adapt
+            self._local = patching.in_force
+            if self.thread_local:
+                self._owners = self._heirs_of(self._owners)
+
+    def register_scripts(self) -> None:
+        """Make the class's script objects; may be overridden.
+
+        Where a class has scripts of its own, in `LUA_*_SCRIPT` or `lua_*`, they are sent instead of native commands.
         """
-        before = call.owner.token
-        options = self._options
-        wait_s = self.blocking_timeout if call.blocking_timeout is None else call.blocking_timeout
-        blocking = self.blocking if call.blocking is None else call.blocking
-        sleep_s = self.sleep if call.sleep is None else call.sleep
+        cls = type(self)
+        if cls.lua_release is None:
+            cls.lua_release = script_object(cls.LUA_RELEASE_SCRIPT, RELEASE)
+        if cls.lua_extend is None:
+            cls.lua_extend = script_object(cls.LUA_EXTEND_SCRIPT, EXTEND)
+        if cls.lua_reacquire is None:
+            cls.lua_reacquire = script_object(cls.LUA_REACQUIRE_SCRIPT, REACQUIRE)
+
+    # ---- hooks ----
+
+    do_acquire: Any
+    do_release: Any
+    do_extend: Any
+    do_reacquire: Any
+    _own_hooks: Hooks  # of the class that users name
+
+    def _has_own_hooks(self) -> bool:
+        """Whether no hook is overridden, by a class or on this object: both may change at any time."""
         try:
-            if not (
-                self._is_direct
-                and call.own_token is None
-                and (wait_s is None or (type(wait_s) in _NUMBERS and 0 < wait_s < FOREVER_S))
-                and type(sleep_s) in _NUMBERS
-                and sleep_s >= 0
-                and (blocking is True or blocking is False)
-                and (options is None or (before is None and is_telling() is None))
-                and hooks_of(self) == self._own_hooks
-                and _Client.execute_command is OWN
-                and _AsyncClient.execute_command is OWN_ASYNC
-                and "execute_command" not in self._redis.__dict__
-                and providers._observability_instance._provider_manager is None  # noqa: SLF001
-            ):
-                return False
-        except AttributeError:  # a hook that is no method, a client without attributes, or the metrics were reset
+            hooks: tuple[Any, ...] = hooks_of(self)
+        except AttributeError:  # a hook that is no method
             return False
-        call.kind = self._attempt_kind
-        call.ttl_ms = self._ttl_ms
-        if wait_s is not None:
-            call.wait_s, call.limit, call.sleep_s = wait_s, Limit(wait_s), sleep_s
-        call.waits = blocking
-        call.joins = blocking and before is None and self._wait == "push"
-        return True
+        return hooks == self._own_hooks
 
-    def _go_on(self, call: Call, reply: Any, interruption: BaseException | None = None) -> None:
-        """Have the steps go on from the outcome of the first request, which has not settled the acquire.
+    def _has_own_release(self) -> bool:
+        """Whether no hook is overridden that concerns a release."""
+        own = self._own_hooks
+        return getattr(self.do_release, "__func__", None) is own.do_release and self.lua_release is own.lua_release
 
-        Raises:
-            BaseException: the interruption, where it came before the request left.
-        """
-        connection, call.connection = call.connection, None
-        if connection is None or reply is NOT_ASKED:
-            if interruption is not None:
-                raise interruption
-            return
-        token, request = call.token, call.request
-        assert token is not None
-        assert request is not None
-        if interruption is not None:
-            self._drop_noted(call.owner, token)
-        call.attempt = attempt = call.kind(self._key, token, call.ttl_ms)
-        capabilities = connection.capabilities
-        attempt.begin(request, capabilities, call.sent_at, (connection, reply, interruption))
-        if type(reply) is bytes and attempt.with_get and attempt.begun is not None and attempt.begun[1] is reply:
-            attempt.begun = None
-            attempt.feed(reply, capabilities)
-            call.is_refused = True
+    def _is_overridden(self, name: str) -> bool:
+        """Whether this `do_*` hook is overridden."""
+        return getattr(getattr(self, name), "__func__", None) is not getattr(self._own_hooks, name)
 
-    # ---- acquire ----
+    def _may_be_flagged(self) -> bool:
+        """Whether waiters may add the contended flag to the value, which others' scripts may compare with the token."""
+        return self._has_own_hooks() or (  # do_acquire compares none
+            self.lua_release is RELEASE
+            and self.lua_extend is EXTEND
+            and self.lua_reacquire is REACQUIRE
+            and not any(map(self._is_overridden, ("do_release", "do_extend", "do_reacquire")))
+        )
 
-    def _acquiring(self, call: Call, turn: Turn | None = None) -> Steps:
-        """The steps of an acquire. They return whether the lock is held; see `_acquiring_by`."""
-        call.left = []
-        if self._options is None:
-            return self._acquiring_by(call, turn)
-        return self._acquiring_on_options(self._options, call)
+    @property
+    def _listens(self) -> bool:
+        """Whether the holder hears of waiters."""
+        return self._linger_ms is not None or (self._options is not None and self._options.on_wanted is not None)
 
-    def _is_noted(self, options: Options, call: Call, server: Any, reply: object) -> bool:
-        """Note a lock that the first request has got on options: it becomes the owner's.
+    def _next_token(self, token: Any) -> bytes:
+        """The token of the next acquire: the caller's own, or a new one."""
+        if token is None:
+            fresh: bytes = self._transport.new_token(self._key, self._listens)
+            return fresh if self._may_be_flagged() else fresh[len(MARKER) :]
+        return self._encoded(token)
 
-        Returns False where the reply does not mean that, or the owner holds something by now, as tasks that one task
-        has started may acquire for it at the same time. Then steps go on from the reply.
-        """
-        fence = fence_given(reply) if options.fencing else None
-        if fence is None and (options.fencing or reply != call.ours):
-            return False
-        owner, token, ttl_ms, sent_at = call.owner, call.token, call.ttl_ms, call.sent_at
-        assert token is not None
-        note = owner.note
-        if note is None:
-            if owner.is_shared:
-                return False
-            note = owner.note = Note(self)
-        if owner.token is not None or owner.kept is not None or note.held is not None or note.lease is not None:
-            return False
-        expires_at = None if ttl_ms is None else sent_at + ttl_ms / 1000
-        begun = clock()
-        owner.expiry = (token, expires_at)
-        owner.fence = fence
-        if note.lock() is not self:  # two lock objects may have one owner
-            note.lock = weakref.ref(self)
-        note.over = False
-        if options.observers:
-            note.count(options.observers, self._name)  # before the renewer may find out a loss
-        note.held = (self._key, token, ttl_ms, expires_at, options, begun)
-        owner.token = token
-        if owner.forgotten_by is not None:  # else `hold` would do no more
-            owner.hold(token)
-        if ttl_ms is not None and options.watches:
-            renewer = server.renewer
-            if renewer is None:
-                renewer = server.renewer = self._renewer()
-            if note.listed_ms != ttl_ms or note.renewer is not renewer:
-                renewer.note(note, ttl_ms, sent_at)
-        if options.observers:
-            report(options.observers, "record_acquisition", self._name, begun - sent_at, 1)
-            report_call(options, "acquired {} after", self._name, begun - sent_at, token)
-        return True
+    def _encoded(self, token: Any) -> bytes:
+        """A caller's token as bytes. It may be the lock's value, as `local.token` shows it."""
+        return without_flag(self._transport.encode(token))
 
-    def _drop_noted(self, owner: Owner, token: bytes) -> None:
-        """Drop what an acquire has noted that was interrupted just then."""
-        lease = owner.lease
-        if lease is not None and lease.token == token:
-            self._forget(owner, lease)
-        if owner.note is not None and owner.note.held is None:
-            owner.note.end_count()
-        if owner.token == token:
-            owner.token = None
+    # An overridden hook may call the original, which finds the owner for which it acts in the context and notes its
+    # results there: other callers may use the same lock object at the same time.
 
-    # ---- on options ----
+    def _acting(self) -> Owner | None:
+        """The owner for which an overridden hook calls the original."""
+        acting = _acting.get()
+        return acting[1]() if acting is not None and acting[0]() is self else None
 
-    def _acquiring_on_options(self, options: Options, call: Call) -> Steps:
-        """Acquire, and do what the options ask for. Returns whether the lock is held."""
-        owner, token = call.owner, call.own_token
-        if call.attempt is None and self._reenter(owner, token):
-            return True
-        self._adapt(options)
-        asked_at = call.sent_at or clock()
-        pending = call.owner = PendingOwner(owner)
-        before = pending.token
+    def _calling(self, owner: Owner, hook: Callable[..., Any], *args: Any) -> Steps:
+        """Call an overridden hook for this owner. Returns what the hook returns."""
+        before = _acting.set((weakref.ref(self), weakref.ref(owner)))
         try:
-            with options.guarded():
-                acquired = yield from self._acquiring_by(call)
-                if acquired and not (yield from self._completing(options, pending, call.deadline)):
-                    call.left += self._drop_failed(owner, pending, before, token)
-                    acquired = False
-                if acquired:
-                    self._keep(self._begin(options, owner, pending, asked_at, call.task))
-        except BaseException as error:  # after any error, the lock is not held
-            call.left += self._drop_failed(owner, pending, before, token)
-            self._report_failure(options, pending, asked_at, error)
-            raise
-        if not acquired:
-            self._report_failure(options, pending, asked_at, None)
-        return acquired
+            return (yield Do("call", partial(hook, *args)))
+        finally:
+            with contextlib.suppress(ValueError):  # a dropped task may end in another context
+                _acting.reset(before)
 
-    def _adapt(self, options: Options) -> None:
-        """Set the ttl by the hold times. Half of it at least is left after the wait for the replicas."""
-        if options.adaptive is not None:
-            ttl_ms = max(options.adaptive.ttl_ms(self._name), 2 * options.wait_ms)
-            self._ttl_ms = ttl_ms
-            self._timeout = ttl_ms / 1000
+    # ---- the background ----
 
-    def _completing(self, options: Options, owner: Owner, limit: Limit) -> Steps:
-        """Do what the options ask for once the lock is held: a certain lease, a fence, replicas.
+    @abstractmethod
+    def _renewer(self) -> Any:
+        """The renewer of the leases on this lock's server."""
 
-        Returns:
-            False where the time was up before, after another owner had the lock.
+    @abstractmethod
+    def _tell(self, lease: Lease, reason: LossReason) -> None:
+        """Call `on_lost` for a loss, and cancel the owner's task, as the options say."""
 
-        Raises:
-            LockLostError: the lock was lost before that was done.
-            NotReplicatedError: too few replicas had the lock in time.
-            redis.exceptions.TimeoutError: no reply in time, and no reply said that another owner has the lock.
+    @abstractmethod
+    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
+        """Report the loss of an earlier lease, which the next acquire has found out."""
+
+    @abstractmethod
+    def _tells_wanted(self) -> Callable[[Lease], object]:
+        """What calls `on_wanted` for a lease. It does not keep the lock alive."""
+
+    def _keep(self, lease: Lease) -> None:
+        """Have the renewer renew the lease and watch for its loss, as its options say."""
+        if lease.is_watched:
+            self._renewer().keep(lease)
+        if lease.options.on_wanted is not None:
+            self._transport.key_cache_of(self._key).listen(lease, self._tells_wanted())
+
+    def _let_go(self, lease: Lease) -> None:
+        """Have the renewer drop the lease."""
+        if lease.is_watched:
+            self._renewer().let_go(lease)
+        if lease.options.on_wanted is not None:
+            self._transport.key_cache_of(self._key).end_listening(lease)
+
+    # ---- what the caller holds ----
+    def _held(self) -> Owner:
+        """The owner whose lock the caller may use. A forked child holds nothing of its parent's."""
+        if self._local is not threading.local or self._generation != fork.generation():
+            self._own_anew()
+        owner: Owner = self._owners.held()
+        return owner
+
+    @property
+    def local(self) -> Any:
+        """As redis-py's: `local.token` is the caller's token, and may be set."""
+        self._held()
+        return Local(self._owners, self._transport.encode)
+
+    @local.setter
+    def local(self, local: Any) -> None:
+        self._owners = owners_of(local)
+
+    def _mine(self) -> Owner:
+        """The owner in which the caller's acquire is noted."""
+        if self._local is not threading.local or self._generation != fork.generation():
+            self._own_anew()
+        owner: Owner = self._owners.mine()
+        return owner
+
+    def _taken(self) -> Owner:
+        """The owner in whose place the caller may hold, without an acquire of its own."""
+        if self._local is not threading.local or self._generation != fork.generation():
+            self._own_anew()
+        owner: Owner = self._owners.taken()
+        return owner
+
+    def _not_owned(self, verb: str) -> LockNotOwnedError:
+        """The error for a lock that is not held any more and has no lease."""
+        error = LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self.name)
+        return noted(error, f"of the lock {shown(self.name)}")
+
+    # ---- validity ----
+    def remaining(self) -> float:
+        """How long the lock is certainly still held, in seconds. Sends nothing.
+
+        The lease counts from before the last request that set it was sent, less 1 % of the ttl and 2 ms for clock
+        drift. 0.0 where the lock is lost or not held, or a release has an unknown outcome; `math.inf` where the lock
+        does not expire.
         """
-        token = owner.token
-        assert token is not None
-        try:
-            if self._ttl_ms is not None and owner.expires_at(token) is None:  # acquired by a hook, at an unknown time
-                yield from self._confirming(owner, token, self._ttl_ms, limit)
-            owner.fence = None
-            if options.fencing:
-                owner.fence = yield from self._numbering(owner, token, limit)
-            if options.wait_replicas:
-                yield from self._replicating(options, owner, token, limit)
-        except TimeoutError:
-            if not limit.is_settled:
-                raise
-            return False
-        return True
+        held = self._held()
+        return 0.0 if held.token is None or self._is_released(held) else max(self._deadline(held) - clock(), 0.0)
 
-    def _numbering(self, owner: Owner, token: bytes, limit: Limit) -> Steps:
-        """Returns the fence of the lock."""
-        attempt, lease = owner.attempt, None if owner.cached is None else owner.cached.lease
-        fence = None if lease is None else lease.take_fence()
-        if fence is not None:
-            return fence
-        if isinstance(attempt, AcquireFenced) and attempt.result and attempt.token == token:
-            first = attempt.fence
-        else:  # the lock was handed over, or acquired by a hook
-            numbering = Fence(self._key, token, 1 if lease is None else MANY)
-            yield Do("execute", numbering, limit.left_s())
-            if not numbering.result:
-                raise self._lost_at_once()
-            first = numbering.fence
+    def _deadline(self, owner: Owner) -> float:
+        """Until when the owner certainly holds the lock, in the clock's seconds."""
+        lease = owner.held_lease
         if lease is not None:
-            lease.fences = range(first + 1, first + MANY)
-        return first
+            return -math.inf if lease.loss is not None else lease.deadline
+        token, expires_at = owner.expiry
+        if token != owner.token:  # set by hand
+            return -math.inf if self._ttl_ms else math.inf
+        return math.inf if expires_at is None else expires_at - drift_s((self._ttl_ms or 0) / 1000)
 
-    def _replicating(self, options: Options, owner: Owner, token: bytes, limit: Limit) -> Steps:
-        """Wait for the replicas, no longer than the lease and the acquire's deadline allow."""
-        ttl_ms = self._ttl_ms
-        assert ttl_ms is not None
-        expires_at = owner.expires_at(token)
-        left_s = ttl_ms / 1000 if expires_at is None else max(expires_at - clock(), 0.0)
-        wait_ms = options.wait_ms
-        time_left_s = limit.left_s()
-        if time_left_s is not None:
-            left_s = min(left_s, time_left_s)
-            wait_ms = max(min(wait_ms, int(1000 * (time_left_s + _WAIT_GRACE_S))), 1)
-        wait_s = wait_ms / 1000
-        replicate = Replicate(self._key, token, ttl_ms, owner.contended == token, options.wait_replicas, wait_ms)
-        try:
-            yield Do("execute_dedicated", replicate, left_s, wait_s)
-        except TimeoutError:
-            if not limit.is_over:
-                raise
-        else:  # servers end a WAIT up to 0.1 s late, so the deadline may come first
-            if not replicate.held:
-                raise self._lost_at_once()
-        if not replicate.result:
-            had = f"{replicate.replicas} of {options.wait_replicas} replicas had the lock within {wait_s} s"
-            raise NotReplicatedError(f"{had}: {shown(self.name)}", lock_name=self.name, replicas=replicate.replicas)
-        owner.expiry = (token, replicate.sent_at + ttl_ms / 1000)
+    def _is_released(self, owner: Owner) -> bool:
+        """Whether a release was called and has failed, but may have been executed."""
+        lease = owner.held_lease
+        return owner.releasing == owner.token or (lease is not None and lease.over)
 
-    def _confirming(self, owner: Owner, token: bytes, ttl_ms: int, limit: Limit) -> Steps:
-        confirming = Reacquire(self._key, token, ttl_ms)
-        yield Do("execute", confirming, limit.left_s())
-        if not confirming.result:
-            raise self._lost_at_once()
-        owner.expiry = (token, confirming.sent_at + ttl_ms / 1000)
+    @property
+    def valid(self) -> bool:
+        """Whether the lock is certainly held, by the clock: `remaining() > 0`."""
+        return self.remaining() > 0
 
-    def _drop_failed(
-        self, owner: Owner, pending: PendingOwner, before: bytes | None, own_token: Any
-    ) -> list[tuple[bytes, bytes]]:
-        """Drop what a failed acquire has got. Returns what must be cleaned up.
+    @property
+    def lost(self) -> bool:
+        """Whether the lock was lost before it was released, as far as is known without asking the server."""
+        held = self._held()
+        return held.token is not None and clock() >= self._deadline(held)
 
-        `before` is the token that was held before, `own_token` the token that the caller passed, or None.
+    @property
+    def wanted(self) -> bool:
+        """Whether another caller waits for the lock that the caller holds, as far as is known. Sends nothing.
+
+        With `linger` or `on_wanted`, waiters tell the holder. Else it is known after a request that has seen the lock's
+        value. A waiter may have given up since.
+        """
+        held = self._held()
+        if held.token is None:
+            return False
+        cached, lease = held.cached, held.held_lease
+        if cached is not None and (cached.wanted_at is not None or cached.waiters):
+            return True
+        return (lease is not None and lease.wanted) or held.is_contended(held.token)
+
+    @property
+    def fence(self) -> int | None:
+        """The fence of the held lock, higher than those of all earlier owners; see `redislock_fast.fencing`.
+
+        None where the lock is not held, or has no `fencing`.
+        """
+        held = self._held()
+        return None if held.token is None else held.fence
+
+    # ---- begin and end ----
+    def _is_meant(self, token: Any, held: bytes) -> bool:
+        """Whether an acquire with this token, which may be None, may mean the held lock."""
+        return token is None or self._encoded(token) == held
+
+    def _begin(
+        self,
+        options: Options,
+        owner: Owner,
+        pending: PendingOwner,
+        asked_at: float | None = None,
+        task: asyncio.Task[Any] | None = None,
+    ) -> Lease:
+        """Begin the lease of a lock that was just acquired on options.
+
+        Raises:
+            LockLostError: the lock is lost, and another caller that shares the lock object may have it now.
         """
         token = pending.token
-        if token is None or token == before:
-            return []
-        is_given_back = self._give_up_cached(pending)
-        lease = owner.lease
-        if lease is not None and lease.token == token:
-            self._forget(owner, lease)
-        if owner.token == token:  # where the token is shared, another may have acquired meanwhile
-            owner.token = None
-        attempt = pending.attempt
-        took = attempt is not None and attempt.token == token and attempt.took
-        if is_given_back:  # a cleanup beside its release would look like a loss
-            return []
-        return [(self._key, token)] if own_token is None or took else []
+        assert token is not None
+        lease = Lease(weakref.ref(self), self._key, token, self._ttl_ms, pending.expires_at(token), options)
+        lease.contended = pending.contended == token
+        lease.cached = pending.cached
+        lease.task = None if task is None else weakref.ref(task)
+        before = owner.lease
+        if before is not pending.lease and lease.is_lost():
+            raise self._lost_at_once()
+        pending.lease = lease
+        pending.publish(owner)
+        end_telling(self)
+        if before is not None and before.token != token:
+            end_lost(self, before, LossReason.DELETED)
+        elif before is not None:
+            self._let_go(before)
+        if asked_at is not None:
+            report(options.observers, "record_acquisition", self._name, lease.begun - asked_at, pending.retries + 1)
+            report_call(options, "acquired {} after", self._name, lease.begun - asked_at, token)
+        lease.count()
+        return lease
 
-    # ---- release ----
+    def _lost_at_once(self) -> LockLostError:
+        reason = LossReason.EXPIRED
+        text = f"Lost the lock {shown(self.name)} before its acquire was done"
+        return LockLostError(text, lock_name=self.name, reason=reason)
 
-    def _begins_release(self, owner: Owner, token: object) -> bool:
-        """Whether the first request of a release may leave before anything else is done, as mostly.
-
-        Not where a hook is overridden that concerns it, something observes redis-py's commands, the key may linger, or
-        the lease has to be asked: then the steps decide.
-        """
+    # ---- loss ----
+    def _finding_out(self, lease: Lease) -> Steps:
+        """Returns why the lock was lost. Sends `GET name` where the lease has not ended."""
+        if clock() >= lease.deadline:
+            return LossReason.EXPIRED
+        read = ReadHolder(self._key)
         try:
-            return (
-                type(token) is bytes
-                and owner.kept is None
-                and owner.releasing is None
-                and self.lua_release is RELEASE
-                and self.do_release.__func__ is self._own_hooks.do_release
-                and _Client.execute_command is OWN
-                and _AsyncClient.execute_command is OWN_ASYNC
-                and "execute_command" not in self._redis.__dict__
-                and providers._observability_instance._provider_manager is None  # noqa: SLF001
-            )
-        except AttributeError:  # as in `_begins`
-            return False
+            yield Do("execute", read)
+        except Exception:  # then the reason is not known
+            return LossReason.SERVER_GONE
+        return reason_of(read)
 
-    def _begin_release(self, owner: Owner, note: Note | None, token: bytes) -> ReleaseCall | None:
-        """The call of a release; None where that must go by the lease of what is held. `note` is the owner's."""
-        if note is not None and note.held is not None and not (is_telling() is None and note.begin_release(token)):
-            return None
-        call = ReleaseCall()
-        call.key = self._key
-        call.token = token
-        call.contended = owner.contended == token
-        call.wait_s = None
-        call.note = note
-        call.held = None if note is None else note.held
-        return call
+    def detach(self) -> Handle:
+        """Give up the held lock without releasing it. The caller of `attach` with the returned handle holds it then.
 
-    def _note_released(self, owner: Owner, call: ReleaseCall) -> None:
-        """Note that the first request has released the lock."""
-        if call.ours == HANDED_OVER and call.connection.registry is not None:
-            call.connection.registry.note_hand_over(self._key, True)
-        note, held = call.note, call.held
-        if note is not None and note.held is held:
-            note.held = None
-        if owner.token == call.token:  # where the token is shared, another caller may have acquired meanwhile
-            owner.token = None
-        if note is not None and held is not None and held[4].observers:
-            self._report_noted_release(note, held)
-
-    def _release_from(
-        self, owner: Owner, call: ReleaseCall, reply: Any, interruption: BaseException | None = None
-    ) -> Release:
-        """The operation that goes on from the outcome of the first request, which has not settled the release.
+        Sends nothing. The lock is not renewed until the handle is attached.
 
         Raises:
-            BaseException: the interruption, where it came before the request left.
+            redis.exceptions.LockError: this thread or task holds no lock, or has entered it more than once.
+            LockLostError: the lock was lost.
         """
-        connection, call.connection = call.connection, None
-        operation = self._release_of(call.token, owner)
-        if connection is not None and reply is not NOT_ASKED:
-            begun = (connection, reply, interruption)
-            operation.begin(call.request, connection.capabilities, call.sent_at, begun)
-        elif interruption is not None:
-            raise interruption
-        return operation
+        from redislock_fast._lease.handle import Handle  # noqa: PLC0415  # few need it, and it takes a millisecond
 
-    def _releasing(self, owner: Owner, begun: Release | None = None) -> Steps:
-        """Release the lock that the caller holds. `begun`: its request has been sent already, without hooks."""
-        token = owner.token if begun is None else begun.token
+        held = self._held()
+        refuse_in_callback(self, "detach", held)
+        token = held.token
         if token is None:
-            self._refuse_in_callback("release", owner)
-            raise self._unlocked(UNLOCKED)
-        lease = owner.lease if begun is None or owner.token == token else None
-        if lease is not None and not self._may_release(owner, lease):
-            return
-        is_cached, expiry, release = owner.cached is not None, owner.expiry, object()
-        note = owner.note
-        try:
-            if lease is not None and not lease.begin_release(release):
-                raise self._unlocked(UNLOCKED)  # a caller that shares the lock object releases it
-            if not (yield from self._asking_release(owner, token, begun)):
-                raise self._not_owned("release")
-            # As `_forget_released`, but without a call, in which an interrupt could come: the verdict would be lost.
-            if owner.token == token and (owner.expiry is expiry or not is_cached):
-                if note is not None and note.lease is lease:
-                    note.held = note.lease = None
-                if owner.kept is lease:  # from now on, the end of the lease object at the latest is the holding's
-                    owner.kept = None
-                owner.token = None
-                if is_cached:
-                    owner.forget_cached()
-        except LockNotOwnedError as error:
-            self._forget_released(owner, token, expiry, is_cached)
-            if lease is not None:
-                self._account(owner, lease, False)
-                yield from self._raising_lost("release", lease, error, by_release=True)
-            raise
-        except BaseException:
-            self._end_failed_release(owner, lease, token, release)
-            raise
+            raise unlocked_error(self, f"Cannot detach an unlocked lock: {self.name!r}")
+        lease = held.held_lease
+        lease_end = held.expires_at(token)
         if lease is not None:
-            self._account(owner, lease, True)
-        self._end_noted(owner)
+            if lease.depth > 1:
+                text = f"Cannot detach a lock that was entered more than once: {shown(self.name)}"
+                raise LockError(text, lock_name=self.name)
+            if lease.is_lost():
+                raise lost_error(self, "detach", lease)
+            lease_end = lease.expires_at
+            forget_lease(self, held, lease)
+        held.token = None
+        held.forget_cached()  # it goes with the handle
+        name = self.name if isinstance(self.name, (str, bytes)) else self._key
+        return Handle.of(name, token, self._timeout, lease_end, held.fence)
 
-    def _asking_release(self, owner: Owner, token: bytes, begun: Release | None) -> Steps:
-        """Release by the token, or go on with a release that has begun. Returns whether the lock was held with it."""
-        if begun is not None:
-            return (yield from self._executing_release(begun, owner))
-        if self._is_overridden("do_release"):
-            yield from self._calling(owner, self.do_release, token)
-            return True
-        return (yield from self._releasing_token(token, owner))
+    @classmethod
+    def attach(cls, client: Any, handle: Handle, **settings: Any) -> Self:
+        """Hold a lock that was detached, here or in another process. Sends nothing.
 
-    def _report_noted_release(self, note: Note, held: Held) -> None:
-        """Report how long the lock was held, for metrics."""
-        _, token, _, _, options, begun = held
-        held_s = clock() - begun
-        report(options.observers, "record_release", self.name, held_s, True)
-        note.end_count()
-        report_call(options, "released {}, held for", self.name, held_s, token)
+        The lease ends when the handle says, by the wall clock; `reacquire` makes it exact. The next `with` block of the
+        lock uses the attached lock without an acquire, and raises LockLostError where it is lost.
 
-    def _end_failed_release(self, owner: Owner, lease: Lease | None, token: bytes, release: object) -> None:
-        """End a release that has an unknown outcome for its caller, or was interrupted as its outcome was noted."""
-        if lease is not None:
-            lease.release_failed(release)
-            if owner.left == token:  # the caller has left the release, which goes on
-                self._account(owner, lease, True)
-        self._end_noted(owner)
+        Args:
+            client: as for the class.
+            handle: the handle that `detach` has returned.
+            settings: other parameters of the class; name and timeout come from the handle.
 
-    @staticmethod
-    def _end_noted(owner: Owner) -> None:
-        """Have a lock that was noted and is released count as held no more: an interrupt came as that was reported."""
-        note = owner.note
-        if note is not None and note.held is None and note.counted is not None:
-            report_end_later(note.counted)
+        Returns:
+            The lock, held by this thread or task.
 
-    @staticmethod
-    def _forget_released(owner: Owner, token: bytes, expiry: object, is_cached: bool) -> None:
-        """Note that the lock was released. Where the owner is shared, another caller may have acquired meanwhile.
-
-        With a key of the cache, that has the same token, but another `expiry`.
+        Raises:
+            TypeError: `handle` is no `Handle`; and as the class.
+            ValueError: as the class.
         """
-        if owner.token == token and (owner.expiry is expiry or not is_cached):
-            owner.token = None
-            owner.forget_cached()
+        from redislock_fast._lease.handle import Handle  # noqa: PLC0415  # as above
 
-    def _releasing_for_caller(self, expected_token: Any) -> Steps:
-        """Release by token, for a caller of `do_release`."""
-        if not (yield from self._releasing_token(expected_token, self._acting() or self._held())):
-            raise self._not_owned("release")
-
-    def _releasing_token(self, expected_token: Any, owner: Owner) -> Steps:
-        """Release by token. Returns whether the lock was held with it."""
-        if owner.cached is not None and self._has_own_hooks() and owner.cached.cache.is_here:
-            return self._let_linger(owner)
-        if _is_replaced(self.lua_release, RELEASE):
-            return (yield from self._calling_script(self.lua_release, [expected_token]))
-        operation = self._release_of(self._encoded(expected_token), owner)
-        return (yield from self._executing_release(operation, owner))
-
-    def _calling_script(self, script: Any, args: list[Any]) -> Steps:
-        """Run a script that a user has set for this lock. Returns whether it says yes."""
-        return bool((yield Do("call", partial(script, keys=[self.name], args=args, client=self.redis))))
-
-    def _executing_release(self, operation: Release, owner: Owner) -> Steps:
-        """Returns whether the lock was held with the operation's token."""
-        token, expires_at = operation.token, operation.expires_at
-        try:
-            yield Do("execute", operation)
-            if operation.handed_over is not None:
-                self._transport.note_hand_over(self._key, operation.handed_over)
-        except BaseException as error:
-            owner.note_release(operation)
-            if isinstance(error, asyncio.CancelledError):
-                # A cancelled release runs to its end, even if nothing was sent yet. A second call finds it done.
-                if not operation.unsettled and (expires_at is None or clock() < expires_at):
-                    owner.releasing = token
-                owner.left = token
-                self._transport.clean_up([(self._key, token)])
-            raise
-        return owner.is_released(operation)
-
-    def _release_of(self, token: bytes, owner: Owner) -> Release:
-        """The release of what is held with this token."""
-        return Release(self._key, token, owner.expires_at(token), owner.releasing == token, owner.contended == token)
-
-    # ---- extend, reacquire ----
-
-    def _extending(self, owner: Owner, additional_time: float, replace_ttl: bool) -> Steps:
-        """Extend. Returns True, or what an overridden `do_extend` returns."""
-        if self._is_overridden("do_extend"):
-            prolonging = self._calling(owner, self.do_extend, additional_time, replace_ttl)
+        if not isinstance(handle, Handle):
+            raise TypeError(f"attach needs a handle that detach has returned, not {type(handle).__name__}")
+        for given in ("name", "timeout"):
+            if given in settings:
+                raise TypeError(f"{cls.__name__}.attach() takes no {given!r}: the handle has it")
+        lock = cls(client, handle.name, handle.timeout, **settings)
+        owner = lock._mine()
+        pending = PendingOwner(owner)
+        # A ttl whose end is not known counts as ended.
+        pending.expiry = (handle.token, clock() if handle.timeout and handle.expires_at is None else handle.lease_end())
+        pending.fence = handle.fence
+        pending.token = handle.token
+        if lock._options is None:
+            pending.publish(owner)
         else:
-            prolonging = self._extending_once(owner, additional_time, replace_ttl)
-        if owner.lease is None:
-            return (yield from prolonging)
-        new_ttl_ms = added_ms(additional_time, replace_ttl) if replace_ttl else None
-        return (yield from self._prolonging("extend", owner, owner.lease, new_ttl_ms, prolonging))
+            lock._keep(lock._begin(lock._options, owner, pending, task=current_task()))
+        lock._attached = handle.token
+        return lock
 
-    def _reacquiring(self, owner: Owner) -> Steps:
-        """Reacquire. Returns True, or what an overridden `do_reacquire` returns."""
-        if self._is_overridden("do_reacquire"):
-            prolonging = self._calling(owner, self.do_reacquire)
-        else:
-            prolonging = self._reacquiring_once(owner)
-        if owner.lease is None:
-            return (yield from prolonging)
-        return (yield from self._prolonging("reacquire", owner, owner.lease, self._ttl_ms, prolonging))
+    _attached: bytes | None = None  # the attached token, until a `with` block enters it
 
-    def _prolonging(self, verb: str, owner: Owner, lease: Lease, new_ttl_ms: int | None, prolonging: Steps) -> Steps:
-        """Run the steps that prolong the lease of a lock that is held on options, and tell the renewer.
+    def _enter_attached(self) -> bool:
+        """Enter an attached lock without an acquire. Returns False where the caller does not hold it any more.
 
-        `new_ttl_ms` is the ttl that the steps set, or None where they add to the ttl.
+        Raises:
+            LockLostError: the lock was lost.
         """
-        if lease.is_lost():
-            yield from self._raising_lost(verb, lease)
-        try:
-            with lease.prolonged_by_hand(owner, new_ttl_ms):
-                result = yield from prolonging
-        except LockNotOwnedError as error:
-            yield from self._raising_lost(verb, lease, error)
-        except GeneratorExit:  # the task was dropped: the garbage collector runs this, outside of the loop
-            raise
-        except BaseException:
-            if lease.loss is None:
-                self._keep(lease)  # it may have made the lease shorter
-            raise
-        if lease.loss is not None:  # a loss that was reported meanwhile stands
-            self._transport.clean_up([(self._key, lease.token)])
-            raise self._lost_error(verb, lease)
-        self._keep(lease)
-        return result
-
-    def _extending_once(self, owner: Owner | None, additional_time: float, replace_ttl: bool) -> Steps:
-        """Extend by token, as `extend` does. Returns True. `owner` is None in a call of `do_extend`."""
-        add_ms = added_ms(additional_time, replace_ttl)
-        owner = owner or self._acting() or self._held()
-        token = self._token_of(owner, "extend")
-        if _is_replaced(self.lua_extend, EXTEND):
-            args = [token, add_ms, "1" if replace_ttl else "0"]
-            extended = yield from self._calling_script(self.lua_extend, args)
-        else:
-            operation = Extend(self._key, token, add_ms, replace_ttl, owner.expires_at(token))
-            prolonging = owner.begin_prolonging(token, add_ms if replace_ttl else None, add_ms)
-            try:
-                yield Do("execute", operation)
-            finally:
-                owner.prolonged(prolonging, operation, add_ms)
-            extended = operation.result
-        if not extended:
-            raise self._not_owned("extend")
-        return True
-
-    def _reacquiring_once(self, owner: Owner | None) -> Steps:
-        """Reacquire by token, as `reacquire` does. Returns True. `owner` is None in a call of `do_reacquire`."""
-        ttl_ms = self._ttl_ms
-        assert ttl_ms is not None
-        owner = owner or self._acting() or self._held()
-        token = self._token_of(owner, "reacquire")
-        if _is_replaced(self.lua_reacquire, REACQUIRE):
-            held = yield from self._calling_script(self.lua_reacquire, [token, ttl_ms])
-        else:
-            operation = Reacquire(self._key, token, ttl_ms, owner.contended == token)
-            prolonging = owner.begin_prolonging(token, ttl_ms)
-            try:
-                yield Do("execute", operation)
-            finally:
-                owner.prolonged(prolonging, operation)
-            held = operation.result
-            if held and operation.contended:
-                owner.contended = token
-        if not held:
-            raise self._not_owned("reacquire")
-        return True
-
-    # ---- query ----
-
-    def _checking_locked(self) -> Steps:
-        """Returns whether the key exists."""
-        read = ReadHolder(self._key)
-        yield Do("execute", read)
-        return read.result
-
-    def _checking_owned(self, owner: Owner, token: bytes | None) -> Steps:
-        """Returns whether the lock is held with the owner's token, which is None where the caller holds nothing."""
-        read = ReadHolder(self._key)
-        yield Do("execute", read)
-        if token is None or not is_held_with(read.holder, token):
+        held = self._taken()
+        if held.token is not self._attached:  # another object: the lock was released, and perhaps acquired again
             return False
-        if read.holder != token:
-            owner.contended = token
+        lease = held.held_lease
+        if clock() >= self._deadline(held):
+            if lease is not None:
+                raise lost_error(self, "enter", lease)
+            text = f"Cannot enter the lock {shown(self.name)}, which was lost: {LossReason.EXPIRED}"
+            raise LockLostError(text, lock_name=self.name, reason=LossReason.EXPIRED)
+        self._attached = None
         return True
+
+    @property
+    def lingers(self) -> bool:
+        """Whether a release lets the key linger in this process, as far as is known without asking the server.
+
+        False without `linger`, with a token of the caller's own, where hooks or scripts are overridden, and where the
+        server cannot tell the process that the key is wanted.
+        """
+        if self._linger_ms is None or not self._has_own_hooks():
+            return False
+        held = self._held()
+        return held.cached is not None or (held.token is None and self._transport.registry_of(self._key) is not None)
+
+    # ---- copying ----
+
+    def __repr__(self) -> str:
+        """The name and, for the caller, whether the lock is held and for how long. Never the token. Sends nothing."""
+        return describe(self)
+
+    def __copy__(self) -> Any:
+        """A second lock object: same client, same token."""
+        return twin_of(self)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled.
+
+        Raises:
+            TypeError: always. `detach` returns a handle, which can be pickled.
+        """
+        raise TypeError(
+            f"the lock {shown(self._name)} cannot be pickled: pass it to another process by detach() and attach()"
+        )

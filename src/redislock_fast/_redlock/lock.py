@@ -17,6 +17,8 @@ import contextlib
 import math
 import random
 import weakref
+from abc import abstractmethod
+from typing import Any
 
 from redis.exceptions import (
     AuthenticationError,
@@ -32,8 +34,20 @@ from redislock_fast._lease.metrics import report, report_call, waiting_of
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.telling import end_telling
-from redislock_fast._procedures.lease import LeaseHolder
-from redislock_fast._procedures.settings import UNLOCKED, would_wait_for_itself
+from redislock_fast._procedures.lease import (
+    UNLOCKED,
+    describe,
+    end_lost,
+    leave_once,
+    lost_error,
+    raise_lost,
+    reenter,
+    refuse_in_callback,
+    report_failure,
+    report_release,
+    unlocked_error,
+    would_wait_for_itself,
+)
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._redlock.lease import MajorityLease, new_standing_of, standing_of
@@ -64,10 +78,42 @@ _dice = random.SystemRandom()  # a user may have seeded the module's own alike i
 _PERMANENT = (Refused, Redirected, AuthenticationError, AuthorizationError)
 
 
-class RedlockBase(RedlockSettings, LeaseHolder):
+class RedlockBase(RedlockSettings):
     """A Redlock without its servers. The public classes describe the parameters."""
 
+    # ---- the background ----
+
+    @abstractmethod
+    def _renewer(self) -> Any:
+        """The renewer of the leases on these servers."""
+
+    @abstractmethod
+    def _tell(self, lease: Lease, reason: LossReason) -> None:
+        """Call `on_lost` for a loss, and cancel the owner's task, as the options say."""
+
+    @abstractmethod
+    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
+        """Report the loss of an earlier lease, which the next acquire has found out."""
+
+    def _keep(self, lease: Lease) -> None:
+        """Have the renewer renew the lease and watch for its loss, as its options say."""
+        if lease.is_watched:
+            self._renewer().keep(lease)
+
+    def _let_go(self, lease: Lease) -> None:
+        """Have the renewer drop the lease."""
+        if lease.is_watched:
+            self._renewer().let_go(lease)
+
     # ---- what the caller holds ----
+
+    def _is_meant(self, token: Any, held: bytes) -> bool:  # noqa: ARG002  # a Redlock's acquire takes no token
+        """Whether an acquire may mean the held lock."""
+        return True
+
+    def __repr__(self) -> str:
+        """The name and, for the caller, whether the lock is held and for how long. Never the token. Sends nothing."""
+        return describe(self)
 
     @property
     def votes(self) -> tuple[bool | None, ...]:
@@ -100,7 +146,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
 
     def _valid_until(self, owner: Owner) -> float:
         """Until when the lock is certainly held, in the clock's seconds."""
-        lease = self._lease_of(owner)
+        lease = owner.held_lease
         if lease is not None:
             return -math.inf if lease.loss is not None else lease.deadline
         majority = standing_of(owner).majority
@@ -112,10 +158,10 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         return majority is not None and majority.releasing is not None
 
     def _lease(self, owner: Owner, verb: str) -> MajorityLease:
-        self._refuse_in_callback(verb, owner)
+        refuse_in_callback(self, verb, owner)
         majority = standing_of(owner).majority
         if majority is None:
-            raise self._unlocked(f"Cannot {verb} an unlocked lock")
+            raise unlocked_error(self, f"Cannot {verb} an unlocked lock")
         return majority
 
     def _forget(self, owner: Owner, token: bytes) -> None:
@@ -150,7 +196,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         majority: MajorityLease | None
         if options is None:
             majority = yield from self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
-        elif self._reenter(owner):
+        elif reenter(self, owner):
             return True
         else:
             majority = yield from self._attempting_on_options(
@@ -182,10 +228,10 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             if majority is not None:
                 self._begin(options, owner, majority, asked_at, task)
         except BaseException as error:
-            self._report_failure(options, owner, asked_at, error)
+            report_failure(self, options, owner, asked_at, error)
             raise
         if majority is None:
-            self._report_failure(options, owner, asked_at, None)
+            report_failure(self, options, owner, asked_at, None)
         return majority
 
     def _attempting(
@@ -254,7 +300,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         before, owner.lease = owner.lease, None
         end_telling(self)
         if before is not None:
-            self._end_lost(before, LossReason.DELETED)
+            end_lost(self, before, LossReason.DELETED)
         owner.lease = lease = RedlockLease(self, self._keys, majority, self._ttl_ms, options, self._quorum)
         lease.task = None if task is None else weakref.ref(task)
         self._keep(lease)
@@ -275,19 +321,19 @@ class RedlockBase(RedlockSettings, LeaseHolder):
 
     def _releasing(self, owner: Owner) -> Steps:
         """Release the lock at all servers, as `release` does."""
-        self._refuse_in_callback("release", owner)
+        refuse_in_callback(self, "release", owner)
         majority = standing_of(owner).majority
         if majority is None:
-            raise self._unlocked(UNLOCKED)
-        lease = self._lease_of(owner)
+            raise unlocked_error(self, UNLOCKED)
+        lease = owner.held_lease
         if lease is not None:
-            if self._leave_once(lease):
+            if leave_once(self, lease):
                 return
             self._let_go(lease)
             if not lease.end():
                 self._forget(owner, lease.token)
-                self._report_release(lease, False)
-                raise self._lost_error("release", lease)
+                report_release(self, lease, False)
+                raise lost_error(self, "release", lease)
             if lease.expires_at is not None:
                 majority.times = (majority.valid_until, min(majority.ends_at, lease.expires_at))
         new_standing_of(owner).round = round_ = self._release_round(majority)
@@ -297,17 +343,17 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             owner.left = majority.token
             if lease is not None:
                 owner.lease = None
-                self._report_release(lease, True)
+                report_release(self, lease, True)
             raise
         if not round_.refused and not round_.answered:
             raise self._error_of(round_)
         self._forget(owner, majority.token)
         if lease is not None:
-            self._report_release(lease, not round_.refused)
+            report_release(self, lease, not round_.refused)
         if round_.refused:
             if lease is None:
                 raise self._not_owned("release")
-            yield from self._raising_lost("release", lease, by_release=True)
+            yield from raise_lost(self, "release", lease, by_release=True)
 
     def _release_round(self, majority: MajorityLease) -> ReleaseRound:
         votes = list(majority.refusals)
@@ -333,7 +379,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
 
     def _prolonging(self, owner: Owner, majority: MajorityLease, verb: str, ttl_ms: int) -> Steps:
         """Set the ttl of the lease. Where the lock was lost, the servers that still hold it are asked to release it."""
-        lease = self._lease_of(owner)
+        lease = owner.held_lease
         if lease is not None:
             yield from self._prolonging_on_options(owner, lease, majority, verb, ttl_ms)
         elif not (yield from self._setting_lease(owner, majority, ttl_ms)):
@@ -345,7 +391,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
         self, owner: Owner, lease: Lease, majority: MajorityLease, verb: str, ttl_ms: int
     ) -> Steps:
         if lease.loss is not None:
-            raise self._lost_error(verb, lease)
+            raise lost_error(self, verb, lease)
         try:
             with lease.prolonged_by_hand(owner, ttl_ms):
                 majority.times = (lease.deadline, majority.ends_at)
@@ -361,7 +407,7 @@ class RedlockBase(RedlockSettings, LeaseHolder):
             raise
         if not prolonged or lease.loss is not None:  # a loss that was reported meanwhile stands
             self._quorum.clean_up([lease.entry])
-            yield from self._raising_lost(verb, lease)
+            yield from raise_lost(self, verb, lease)
         self._keep(lease)
 
     def _setting_lease(self, owner: Owner, majority: MajorityLease, ttl_ms: int) -> Steps:

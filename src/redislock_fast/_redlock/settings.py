@@ -11,7 +11,7 @@ from redislock_fast._lease import owner as owners
 from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._lease.task_owner import TaskOwners
-from redislock_fast._procedures.settings import observe_by_otel
+from redislock_fast._procedures.lock import observe_by_otel
 from redislock_fast._redlock.rounds import valid_s
 from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason, shown

@@ -26,11 +26,37 @@ from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner, current_task
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._pipe.base import Reply
+from redislock_fast._procedures.acquisition import attempt_for_caller
 from redislock_fast._procedures.call import Call
-from redislock_fast._procedures.settings import Hooks, not_entered
+from redislock_fast._procedures.first_request import (
+    begin_release,
+    begins,
+    begins_release,
+    go_on,
+    is_noted,
+    new_call,
+    note_released,
+    release_from,
+)
+from redislock_fast._procedures.hooks import Hooks
+from redislock_fast._procedures.lease import not_entered, say_why
+from redislock_fast._procedures.lock import LockBase
+from redislock_fast._procedures.on_options import acquire_lock
+from redislock_fast._procedures.prolonging import (
+    drop_lost,
+    extend_lock,
+    extend_once,
+    held_with_ttl,
+    reacquire_lock,
+    reacquire_once,
+    read_locked,
+    read_owned,
+    to_prolong,
+)
+from redislock_fast._procedures.release import release_for_caller, release_lock
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._renewal.loop import LoopRenewer, renewer_of
-from redislock_fast._transport.loop.cached import CachedBase
+from redislock_fast._transport.loop.cached import acquire_lingering, release_lingering, release_what
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
 from redislock_fast._util.coroutines import coroutine_method, named, runs
 from redislock_fast._util.errors import LossReason, shown
@@ -42,7 +68,7 @@ if TYPE_CHECKING:
 
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.options import OptionSettings
-    from redislock_fast._procedures.settings import WaitBy
+    from redislock_fast._procedures.lock import WaitBy
 
     Client: TypeAlias = "redis.asyncio.Redis | redis.asyncio.RedisCluster"
 
@@ -51,7 +77,7 @@ __all__ = ["Lock"]
 logger = logging.getLogger(__name__)
 
 
-class Lock(CachedBase, redis.asyncio.lock.Lock):
+class Lock(LockBase, redis.asyncio.lock.Lock):
     """A lock on one Redis or Valkey server, shared by tasks, processes and machines.
 
         client = redis.asyncio.Redis()
@@ -93,7 +119,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
 
     _is_for_tasks = True
 
-    if TYPE_CHECKING:  # the code is in `LockSettings`, which takes a client of either kind
+    if TYPE_CHECKING:  # the code is in `LockBase`, which takes a client of either kind
 
         def __init__(
             self,
@@ -122,6 +148,9 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
 
     def _tell(self, lease: Lease, reason: LossReason) -> None:
         self._renewer().tell(lease, reason)
+
+    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
+        self._tell(lease, reason)
 
     def _tells_wanted(self) -> Callable[[Lease], object]:
         return self._renewer().tell_wanted
@@ -181,22 +210,22 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         if timeout is not None:
             raise wrong_timeout(self)
         if self._linger_ms is not None and options is None and token is blocking_timeout is None:
-            return self._acquire_lingering(owner, blocking)
+            return acquire_lingering(self, owner, blocking)
         task = None if options is None else current_task()
-        return self._acquire(self._call(owner, None, blocking, blocking_timeout, token, task))
+        return self._acquire(new_call(self, owner, None, blocking, blocking_timeout, token, task))
 
     @runs("Lock.acquire")
     async def _acquire(self, call: Call) -> bool:
         """Acquire for the caller that has made this call."""
         server, owner, options = self._transport.of_running_loop(), call.owner, self._options
-        if self._linger_ms is None and self._begins(call):
+        if self._linger_ms is None and begins(self, call):
             reply: Reply = None
             try:
                 sent = server.begin(call)
                 if sent is not None:
                     reply = await sent
                     if options is not None:
-                        if self._is_noted(options, call, server, reply):
+                        if is_noted(self, options, call, server, reply):
                             return True
                     elif reply == call.ours:
                         ttl_ms = call.ttl_ms
@@ -206,20 +235,20 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
                             owner.hold(call.token)
                         return True
             except BaseException as interruption:
-                self._go_on(call, None, interruption)
+                go_on(self, call, None, interruption)
             else:
-                self._go_on(call, reply)
-        return bool(await drive(server, self._acquiring(call), call.left, self._redis))
+                go_on(self, call, reply)
+        return bool(await drive(server, acquire_lock(self, call), call.left, self._redis))
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns whether the lock is held."""
-        return bool(await self._drive(self._attempting_for_caller(token)))
+        return bool(await self._drive(attempt_for_caller(self, token)))
 
     # ---- query ----
 
     async def locked(self) -> bool:
         """Whether any owner holds the lock. Sends `GET name`, always to the primary."""
-        return bool(await self._drive(self._checking_locked()))
+        return bool(await self._drive(read_locked(self)))
 
     @coroutine_method
     def owned(self) -> Coroutine[Any, Any, bool]:
@@ -228,7 +257,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         Sends `GET name`, always to the primary.
         """
         held = self._held()
-        return named(self._drive(self._checking_owned(held, held.token)), "Lock.owned")
+        return named(self._drive(read_owned(self, held, held.token)), "Lock.owned")
 
     # ---- release, extend, reacquire ----
 
@@ -249,22 +278,22 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         owner = self._held()
         cached = owner.cached if self._linger_ms is not None and self._options is None else None
         if cached is not None and self._has_own_release():
-            return self._release_lingering(owner, cached, cached.locked_by.get(0))
+            return release_lingering(self, owner, cached, cached.locked_by.get(0))
         pool = self._pool
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
         token = owner.token
-        if cached is None and token is not None and self._begins_release(owner, token):
+        if cached is None and token is not None and begins_release(self, owner, token):
             return self._release(owner, token)
-        return named(self._drive(self._releasing_what(owner, owner.holding)), "Lock.release")
+        return named(self._drive(release_what(self, owner, owner.holding)), "Lock.release")
 
     @runs("Lock.release")
     async def _release(self, owner: Owner, token: bytes) -> None:
         """Release what the owner held with this token when the method was called."""
         server = self._transport.of_running_loop()
-        call = self._begin_release(owner, owner.note, token) if owner.token is token else None
+        call = begin_release(self, owner, owner.note, token) if owner.token is token else None
         if call is None:
-            await drive(server, self._releasing_what(owner, token))
+            await drive(server, release_what(self, owner, token))
             return
         reply: Reply = None
         try:
@@ -272,17 +301,17 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
             if sent is not None:
                 reply = await sent
                 if reply == call.ours:
-                    self._note_released(owner, call)
+                    note_released(self, owner, call)
                     return
         except BaseException as interruption:
-            operation = self._release_from(owner, call, None, interruption)
+            operation = release_from(self, owner, call, None, interruption)
         else:
-            operation = self._release_from(owner, call, reply)
-        await drive(server, self._releasing(owner, operation))
+            operation = release_from(self, owner, call, reply)
+        await drive(server, release_lock(self, owner, operation))
 
     async def do_release(self, expected_token: Any) -> None:
         """Release by token; may be overridden."""
-        await self._drive(self._releasing_for_caller(expected_token))
+        await self._drive(release_for_caller(self, expected_token))
 
     @coroutine_method
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Awaitable[Literal[True]]:
@@ -305,12 +334,12 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        steps = self._extending(self._held_with_ttl("extend"), additional_time, replace_ttl)
+        steps = extend_lock(self, held_with_ttl(self, "extend"), additional_time, replace_ttl)
         return named(self._drive(steps), "Lock.extend")
 
     async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
-        extended: Literal[True] = await self._drive(self._extending_once(None, additional_time, replace_ttl))
+        extended: Literal[True] = await self._drive(extend_once(self, None, additional_time, replace_ttl))
         return extended
 
     @coroutine_method
@@ -329,12 +358,12 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        steps = self._reacquiring(self._held_with_ttl("reacquire"))
+        steps = reacquire_lock(self, held_with_ttl(self, "reacquire"))
         return named(self._drive(steps), "Lock.reacquire")
 
     async def do_reacquire(self) -> Literal[True]:
         """Reacquire by the caller's token; may be overridden."""
-        reacquired: Literal[True] = await self._drive(self._reacquiring_once(None))
+        reacquired: Literal[True] = await self._drive(reacquire_once(self, None))
         return reacquired
 
     # ---- shorthands ----
@@ -354,11 +383,11 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         self, blocking: bool | None = None, blocking_timeout: float | None = None, token: Any = None
     ) -> bool:
         """Hold the lock with its whole ttl ahead; see `redislock_fast.Lock.acquire_or_extend`."""
-        held = self._to_prolong(token)
+        held = to_prolong(self, token)
         if held is not None:
             with contextlib.suppress(LockNotOwnedError):
                 return await self.reacquire()
-            self._drop_lost(held)
+            drop_lost(self, held)
         return await self.acquire(blocking, blocking_timeout, token)
 
     # ---- async with ----
@@ -381,7 +410,7 @@ class Lock(CachedBase, redis.asyncio.lock.Lock):
         traceback: TracebackType | None,
     ) -> None:
         """Release. Where the body has raised an exception, an error of the release is logged instead of raised."""
-        self._say_why(exc_value)
+        say_why(self, exc_value)
         try:
             await self.release()
         except LockError:

@@ -20,7 +20,7 @@ from redis.exceptions import LockError
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner, current_task
-from redislock_fast._procedures.settings import not_entered
+from redislock_fast._procedures.lease import not_entered, say_why
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.loop import LoopQuorum
@@ -258,7 +258,7 @@ class Redlock(RedlockBase):
         traceback: TracebackType | None,
     ) -> None:
         """Release. Where the body has raised an exception, an error of the release is logged instead of raised."""
-        self._say_why(exc_value)
+        say_why(self, exc_value)
         try:
             await self.release()
         except Exception as error:

@@ -40,10 +40,13 @@ from tests.support.waiting import queued
 FACADE = (
     "lock.py",
     "asyncio/lock.py",
-    "_procedures/settings.py",
-    "_procedures/lease.py",
-    "_procedures/acquisition.py",
     "_procedures/lock.py",
+    "_procedures/lease.py",
+    "_procedures/first_request.py",
+    "_procedures/acquisition.py",
+    "_procedures/on_options.py",
+    "_procedures/release.py",
+    "_procedures/prolonging.py",
     "_lease/note.py",
     "_lease/task_owner.py",
     "_procedures/waiting.py",
@@ -77,12 +80,12 @@ SHARED = ("_transport/base.py", "_transport/cleanup.py")
 RETURNING = tuple(
     f" in {name}"
     for name in (
-        "_releasing",
-        "_releasing_token",
-        "_executing_release",
+        "release_lock",
+        "release_token",
+        "execute_release",
         "release",
         "_release",
-        "_note_released",
+        "note_released",
         "drive",
     )
 )

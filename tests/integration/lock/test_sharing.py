@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import pkgutil
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -28,6 +29,9 @@ from tests.support.redlock import clients_of
 from tests.support.transports import steps_until
 from tests.support.waiting import FAR_S, Callers, Contender, Threads, transport_in_use, until_one_is_done, until_queued
 from tests.support.worlds import World, waited
+
+COMPLETE = "redislock_fast._procedures.on_options.complete_acquire"
+"""Does what the options ask for, once the lock is held."""
 
 
 def shared_lock(callers: Callers, proxy: Proxy, **settings: Any) -> Contender:
@@ -111,15 +115,14 @@ def test_lock_whose_acquire_is_not_complete_is_nobodys_to_give_away(
     callers: Callers, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = callers.contender(callers.client(server.port), timeout=FAR_S, fencing=True)
-    lock_class = type(shared.lock)
-    completing = lock_class._completing
+    complete = pkgutil.resolve_name(COMPLETE)
 
     def watched(lock: Any, *args: Any) -> Any:
         with pytest.raises(LockError, match="unlocked"):
             lock.detach()
-        return completing(lock, *args)
+        return complete(lock, *args)
 
-    monkeypatch.setattr(lock_class, "_completing", watched)
+    monkeypatch.setattr(COMPLETE, watched)
     assert shared.call("acquire") is True
     assert shared.call("owned") is True
     shared.release()
@@ -129,17 +132,16 @@ def test_acquire_that_is_not_completed_leaves_what_another_has_acquired(
     callers: Callers, server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = callers.contender(callers.client(server.port), timeout=FAR_S, auto_renew=True)
-    lock_class = type(shared.lock)
-    completing = lock_class._completing
+    complete = pkgutil.resolve_name(COMPLETE)
 
     def overtaken(_: Any, *args: Any) -> Iterator[Any]:
-        monkeypatch.setattr(lock_class, "_completing", completing)
+        monkeypatch.setattr(COMPLETE, complete)
         client.delete("name")
         other = shared.acquire()
         yield from steps_until(other.done)
         raise redis.ConnectionError("lost")
 
-    monkeypatch.setattr(lock_class, "_completing", overtaken)
+    monkeypatch.setattr(COMPLETE, overtaken)
     with pytest.raises(redis.ConnectionError):
         shared.call("acquire")
     assert shared.call("owned") is True

@@ -155,7 +155,15 @@ async def test_cancelled_release_of_a_renewed_batch_leaves_no_lease(
     assert before == len(alive("Lease"))
 
 
-SHARED = ("_procedures/lock.py", "_procedures/lease.py", "_lease/note.py", "_lease/lease.py", "_lease/metrics.py")
+SHARED = (
+    "_procedures/first_request.py",
+    "_procedures/on_options.py",
+    "_procedures/release.py",
+    "_procedures/lease.py",
+    "_lease/note.py",
+    "_lease/lease.py",
+    "_lease/metrics.py",
+)
 OUTPUT = ("_lease/recorder.py", "prometheus.py")
 IN_THREADS = ("lock.py", "_transport/threads/server.py", *SHARED, *OUTPUT)
 IN_TASKS = ("asyncio/lock.py", "_transport/loop/server.py", *SHARED, *OUTPUT)

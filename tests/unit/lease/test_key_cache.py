@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from redislock_fast._lease.key_cache import CachedKey
+from redislock_fast._procedures.lingering import release_here, take_at_once
 from redislock_fast._util import times
 from redislock_fast._util.times import drift_s
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
@@ -422,9 +423,9 @@ def test_release_has_a_key_watched_that_nothing_watches(kept: Kept, clock: _Cloc
     clock.now = times.clock()  # the lock's own clock
     cached = kept.keep(lease_of(clock.now), clock.now + LINGER_S)
     lock = BareLock(kept, KEY, timeout=10, linger=1)
-    assert lock._take_at_once(cached, lock._mine())
+    assert take_at_once(lock, cached, lock._mine())
     kept.key_cache.end_watching()
-    lock._release_here(lock._mine(), cached)
+    release_here(lock, lock._mine(), cached)
     assert (kept.watches, kept.key_cache.is_watched) == (2, True)
 
 

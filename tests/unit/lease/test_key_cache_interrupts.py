@@ -13,7 +13,7 @@ import pytest
 
 from redislock_fast._lease.key_lease import KeyLease
 from redislock_fast._lease.owner import SharedOwner
-from redislock_fast._procedures.lingering import Turn
+from redislock_fast._procedures.lingering import Turn, release_here, take_at_once
 from redislock_fast._util.times import clock
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
 from tests.support.interrupts import INTERRUPTS, interrupt_kind, interrupted_at
@@ -76,7 +76,7 @@ def _take_at_once(kept: Any) -> None:
     lease = _GivenUp(KEY, TOKEN, clock() + 11, 10_000, 1000, "registry", clock())
     lease.kept = kept
     cached = kept.keep(lease, clock() + 1)
-    assert BareLock(kept, KEY, timeout=10, linger=1)._take_at_once(cached, SharedOwner()) is False
+    assert take_at_once(BareLock(kept, KEY, timeout=10, linger=1), cached, SharedOwner()) is False
 
 
 @pytest.mark.parametrize("work", [_wait_in_turn, _hear_wanted, _drop_all, _replace, _tidy, _take_at_once])
@@ -101,11 +101,11 @@ def test_interrupted_release_of_a_key_that_is_not_kept_leaves_nothing_to_take() 
         cached = kept.keep(lease, clock() + 1)
         lock = BareLock(kept, KEY, timeout=10, linger=1)
         owner = lock._mine()
-        assert lock._take_at_once(cached, owner)
+        assert take_at_once(lock, cached, owner)
         lease.let_go()
-        place = interrupted_at(number, partial(lock._release_here, owner, cached), *_FILES)
+        place = interrupted_at(number, partial(release_here, lock, owner, cached), *_FILES)
         if kept.given_up:
-            assert not lock._take_at_once(cached, owner), f"a key is taken that is given back: {place}"
+            assert not take_at_once(lock, cached, owner), f"a key is taken that is given back: {place}"
             assert cached.lease is None, place
     assert number > 10
 

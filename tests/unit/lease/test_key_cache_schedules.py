@@ -18,7 +18,7 @@ from redis.exceptions import LockNotOwnedError
 
 from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.lingering import Turn
+from redislock_fast._procedures.lingering import Turn, release_here, take_at_once
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
 from tests.support.helpers import PATIENCE_S
 from tests.support.schedules import play_all, play_some
@@ -59,7 +59,7 @@ class _Scene:
     def held(self) -> BareLock:
         """A lock that holds the key."""
         lock = BareLock(self.kept, KEY, timeout=10, linger=1)
-        assert lock._take_at_once(self.cached, lock._mine())
+        assert take_at_once(lock, self.cached, lock._mine())
         self.holder = lock
         return lock
 
@@ -70,12 +70,12 @@ class _Scene:
         self.holder = None
         assert owner.cached is not None
         with contextlib.suppress(LockNotOwnedError):
-            lock._release_here(owner, owner.cached)
+            release_here(lock, owner, owner.cached)
 
     def take_and_let_go(self) -> None:
         """Take the key in memory where that is possible, and release it."""
         lock, was_broken = BareLock(self.kept, KEY, timeout=10, linger=1), self.was_broken
-        if lock._take_at_once(self.cached, lock._mine()):
+        if take_at_once(lock, self.cached, lock._mine()):
             assert not was_broken, "a key is taken that was taken from its holder"
             assert self.holder is None, "two hold the key"
             self.holder = lock
@@ -84,7 +84,7 @@ class _Scene:
     def take(self) -> None:
         """Take the key in memory where that is possible."""
         lock = BareLock(self.kept, KEY, timeout=10, linger=1)
-        if lock._take_at_once(self.kept.key_cache.of(KEY), lock._mine()):
+        if take_at_once(lock, self.kept.key_cache.of(KEY), lock._mine()):
             self.holder = lock
 
     def join(self) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 
 from redislock_fast._lease.owner import SharedOwner
+from redislock_fast._procedures.acquisition import acquire_until
+from redislock_fast._procedures.first_request import new_call
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._util.times import Limit, clock
 from tests.support.bare_locks import KEY, BareLock, Kept
@@ -15,9 +17,9 @@ from tests.support.bare_locks import KEY, BareLock, Kept
 
 def test_acquire_that_is_refused_after_its_deadline_asks_no_more() -> None:
     lock = BareLock(Kept(), KEY, timeout=10)
-    call = lock._call(SharedOwner(), None, None)
+    call = new_call(lock, SharedOwner(), None, None)
     call.limit = limit = Limit(60.0)
-    steps = lock._acquiring_until(call)
+    steps = acquire_until(lock, call)
     attempt = next(steps)
     assert attempt.method == "execute"
     assert not attempt.args[0].feed(None, Capabilities())

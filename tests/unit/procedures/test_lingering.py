@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._procedures.lingering import Turn
+from redislock_fast._procedures import lingering
+from redislock_fast._procedures.first_request import new_call
+from redislock_fast._procedures.lingering import Turn, confirm_kept, listen_for_wanted, note_granted
+from redislock_fast._procedures.on_options import acquire_lock
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire
@@ -48,7 +51,7 @@ def _ended(steps: Any, answer: object) -> Any:
 def test_wanted_is_heard_before_the_first_key_of_a_connection_is_asked_for() -> None:
     transport: Any = _Transport()
     registry = transport.registry
-    steps = BareLock(transport, KEY, timeout=10, linger=1)._is_heard(Limit(None))
+    steps = listen_for_wanted(BareLock(transport, KEY, timeout=10, linger=1), Limit(None))
     assert next(steps).method == "enter"
     registry.note_subscription(registry.channel_for(KEY), allowed=True)
     assert _ended(steps, registry.take(KEY, b"", transport, transport, transport)) is True
@@ -58,7 +61,7 @@ def test_wanted_is_heard_before_the_first_key_of_a_connection_is_asked_for() -> 
 def test_connection_that_may_not_subscribe_keeps_no_key() -> None:
     transport: Any = _Transport()
     registry = transport.registry
-    steps = BareLock(transport, KEY, timeout=10, linger=1)._is_heard(Limit(None))
+    steps = listen_for_wanted(BareLock(transport, KEY, timeout=10, linger=1), Limit(None))
     assert next(steps).method == "enter"
     registry.note_subscription(registry.channel_for(KEY), allowed=False)
     assert _ended(steps, registry.take(KEY, b"", transport, transport, transport)) is False
@@ -71,7 +74,7 @@ def test_flag_of_a_key_is_not_taken_for_known_when_another_process_wants_it() ->
     cached = transport.keep(lease_of(now - 2), now)
     assert cached.try_lock()
     cached.wanted_at = now  # said of an earlier token
-    steps = lock._confirming_kept(_turn_at(cached), lock._mine(), Limit(None))
+    steps = confirm_kept(lock, _turn_at(cached), lock._mine(), Limit(None))
     step: Any = next(steps)
     assert step.args[0].request(Capabilities([[b"delifeq"], None, [b"lmpop"]]), now)[2] == TOKEN
 
@@ -81,17 +84,17 @@ def test_interrupted_acquire_lets_the_key_linger_that_it_has_taken(monkeypatch: 
     lease = lease_of(clock())
     cached = kept.keep(lease, clock() + 1)
     lock = BareLock(kept, KEY, timeout=10, linger=1)
-    hold = lock._hold
+    hold = lingering.hold_cached
 
     def hold_and_interrupt(*args: Any) -> None:
         hold(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lock, "_hold", hold_and_interrupt)
+    monkeypatch.setattr(lingering, "hold_cached", hold_and_interrupt)
     owner = lock._mine()
-    call = lock._call(owner, None, None)
+    call = new_call(lock, owner, None, None)
     with pytest.raises(KeyboardInterrupt):
-        next(lock._acquiring(call))
+        next(acquire_lock(lock, call))
     assert (owner.token, owner.cached) == (None, None)
     assert (cached.lease, cached.locked_by) == (lease, {})
     assert (kept.given_up, call.left) == ([], [])
@@ -106,7 +109,7 @@ def test_lock_with_an_overridden_hook_that_has_waited_in_memory_asks_the_server_
     turn = _turn_at(cached := kept.key_cache.of(KEY))
     assert cached.try_lock(turn.waiter)
     lock = Hooked(kept, KEY, timeout=10, linger=1)
-    steps = lock._acquiring(lock._call(lock._mine(), None, None), turn)
+    steps = acquire_lock(lock, new_call(lock, lock._mine(), None, None), turn)
     step: Any = next(steps)
     assert (step.method, step.args[0].ttl_ms) == ("execute", 10_000)
     assert cached.locked_by == {}
@@ -119,7 +122,7 @@ def test_key_whose_token_names_another_connection_is_not_kept() -> None:
     cached = kept.key_cache.of(KEY)
     for source, heard_by in ((registry, registry), (TokenSource(), None)):
         assert cached.try_lock()
-        lock._note_granted(_turn_at(cached), lock._mine(), source.new_token(True), clock() + 11, registry)
+        note_granted(lock, _turn_at(cached), lock._mine(), source.new_token(True), clock() + 11, registry)
         assert cached.lease.heard_by is heard_by
         cached.release(clock(), 1.0)
         assert (cached.lease is not None) is (heard_by is registry)
@@ -130,7 +133,7 @@ def test_key_that_would_not_outlive_the_whole_timeout_is_confirmed_first(age_s: 
     kept: Any = Kept()
     cached = kept.keep(lease_of(clock() - age_s), clock() + 1)
     lock = BareLock(kept, KEY, timeout=10, linger=1)
-    steps = lock._acquiring(lock._call(lock._mine(), None, None))
+    steps = acquire_lock(lock, new_call(lock, lock._mine(), None, None))
     if is_taken:
         assert _ended(steps, None) is True
         assert lock._mine().expiry[1] == pytest.approx(clock() + 10)

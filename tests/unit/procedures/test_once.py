@@ -6,6 +6,7 @@ import redis
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import PendingOwner
+from redislock_fast._procedures.release import ask_release
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._util.times import clock
 from redislock_fast.single import once
@@ -21,7 +22,7 @@ def test_run_ends_behind_its_renewal() -> None:
     lease = run._begin(run._options, owner, pending)
     assert isinstance(lease, Lease)
     lease.renewing = True
-    steps = run._asking_release(owner, b"token", None)
+    steps = ask_release(run, owner, b"token", None)
     assert [next(steps).method for _ in range(3)] == ["sleep"] * 3
     lease.renewing = False
     step = next(steps)

@@ -8,9 +8,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redislock_fast._procedures.call import Call
-from redislock_fast._procedures.lingering import Turn
+from redislock_fast._procedures.first_request import begins, go_on, new_call
+from redislock_fast._procedures.lingering import (
+    Turn,
+    cached_key,
+    is_fetching,
+    may_begin,
+    note_begun,
+    release_here,
+    take_at_once,
+    take_kept,
+)
 from redislock_fast._procedures.lock import LockBase
-from redislock_fast._transport.loop.driver import AsyncTransport, drive
+from redislock_fast._procedures.on_options import acquire_lock
+from redislock_fast._procedures.release import release_lock
+from redislock_fast._transport.loop.driver import drive
 from redislock_fast._util.coroutines import runs
 
 if TYPE_CHECKING:
@@ -18,74 +30,69 @@ if TYPE_CHECKING:
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.steps import Steps
 
-__all__ = ["CachedBase"]
+__all__ = ["acquire_lingering", "release_lingering", "release_what"]
 
 
-class CachedBase(LockBase):
-    """A lock for tasks whose key may linger. The public classes describe the parameters.
+@runs("Lock.acquire")
+async def acquire_lingering(lock: LockBase, owner: Owner, blocking: bool | None) -> bool:
+    """Acquire a lock with `linger` and no other option, without a token or a deadline for this acquire."""
+    cached = lock._cached
+    if cached is None or not cached.cache.is_here:
+        cached = cached_key(lock)
+    is_own = getattr(lock.do_acquire, "__func__", None) is lock._own_hooks.do_acquire
+    if is_own and not cached.waiters and take_at_once(lock, cached, owner):
+        return True
+    if not cached.is_current:
+        cached = cached_key(lock)
+    call, turn = new_call(lock, owner, None, blocking), Turn()
+    try:
+        if begins(lock, call):
+            if cached.locked_by and call.waits and call.wait_s is None:
+                waiter = turn.begin(cached, cached.cache.new_waiter())
+                turn.join()
+                if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
+                    await waiter.woken
+                if turn.leave() and take_kept(lock, turn, cached, owner):
+                    return True
+            elif may_begin(lock, call, turn, cached):
+                await _begin_lingering(lock, call, turn)
+                if turn.expiry is not None:
+                    return True
+        return bool(await drive(lock._transport, acquire_lock(lock, call, turn), call.left, lock._redis))
+    except BaseException:  # a cancel or an interrupt may come before the steps begin
+        turn.end(owner)
+        raise
 
-    By steps, a local hand-over takes half as much CPU again.
-    """
 
-    _transport: AsyncTransport
-
-    @runs("Lock.acquire")
-    async def _acquire_lingering(self, owner: Owner, blocking: bool | None) -> bool:
-        """Acquire a lock with `linger` and no other option, without a token or a deadline for this acquire."""
-        cached = self._cached
-        if cached is None or not cached.cache.is_here:
-            cached = self._cached_key()
-        is_own = getattr(self.do_acquire, "__func__", None) is self._own_hooks.do_acquire
-        if is_own and not cached.waiters and self._take_at_once(cached, owner):
-            return True
-        if not cached.is_current:
-            cached = self._cached_key()
-        call, turn = self._call(owner, None, blocking), Turn()
-        try:
-            if self._begins(call):
-                if cached.locked_by and call.waits and call.wait_s is None:
-                    waiter = turn.begin(cached, cached.cache.new_waiter())
-                    turn.join()
-                    if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
-                        await waiter.woken
-                    if turn.leave() and self._take(turn, cached, owner):
-                        return True
-                elif self._may_begin(call, turn, cached):
-                    await self._begin_lingering(call, turn)
-                    if turn.expiry is not None:
-                        return True
-            return bool(await drive(self._transport, self._acquiring(call, turn), call.left, self._redis))
-        except BaseException:  # a cancel or an interrupt may come before the steps begin
-            turn.end(owner)
+async def _begin_lingering(lock: LockBase, call: Call, turn: Turn) -> None:
+    """Take the key by the call's first request, and note it in the turn, which has the local lock."""
+    reply: object = None
+    try:
+        sent = lock._transport.of_running_loop().begin(call)
+        if sent is not None:
+            reply = await sent
+            if reply == call.ours:
+                note_begun(lock, call, turn)
+                return
+    except BaseException as interruption:
+        if not is_fetching(call, turn):
             raise
+        go_on(lock, call, None, interruption)
+    else:
+        go_on(lock, call, reply)
 
-    async def _begin_lingering(self, call: Call, turn: Turn) -> None:
-        """Take the key by the call's first request, and note it in the turn, which has the local lock."""
-        reply: object = None
-        try:
-            sent = self._transport.of_running_loop().begin(call)
-            if sent is not None:
-                reply = await sent
-                if reply == call.ours:
-                    self._note_begun(call, turn)
-                    return
-        except BaseException as interruption:
-            if not self._is_fetching(call, turn):
-                raise
-            self._go_on(call, None, interruption)
-        else:
-            self._go_on(call, reply)
 
-    def _releasing_what(self, owner: Owner, holding: object) -> Steps:
-        """`_releasing`, of what the owner held when that was called, though it may hold the lock anew by now."""
-        if owner.token is not None and owner.holding != holding:
-            raise self._not_owned("release")
-        yield from self._releasing(owner)
+def release_what(lock: LockBase, owner: Owner, holding: object) -> Steps:
+    """`_releasing`, of what the owner held when that was called, though it may hold the lock anew by now."""
+    if owner.token is not None and owner.holding != holding:
+        raise lock._not_owned("release")
+    yield from release_lock(lock, owner)
 
-    @runs("Lock.release")
-    async def _release_lingering(self, owner: Owner, cached: CachedKey, holding: object) -> None:
-        """Release a lock with `linger` and no other option. `holding` names what was held when that was called."""
-        if cached.cache.is_here and cached.locked_by.get(0) is holding:
-            self._release_here(owner, cached)
-        else:  # the loop of the key may have ended
-            await drive(self._transport, self._releasing_what(owner, holding), None, self._redis)
+
+@runs("Lock.release")
+async def release_lingering(lock: LockBase, owner: Owner, cached: CachedKey, holding: object) -> None:
+    """Release a lock with `linger` and no other option. `holding` names what was held when that was called."""
+    if cached.cache.is_here and cached.locked_by.get(0) is holding:
+        release_here(lock, owner, cached)
+    else:  # the loop of the key may have ended
+        await drive(lock._transport, release_what(lock, owner, holding), None, lock._redis)

@@ -7,66 +7,69 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redislock_fast._procedures.lingering import Turn
+from redislock_fast._procedures.first_request import begins, go_on
+from redislock_fast._procedures.lingering import (
+    Turn,
+    cached_key,
+    is_fetching,
+    may_begin,
+    note_begun,
+    take_at_once,
+    take_kept,
+)
 from redislock_fast._procedures.lock import LockBase
+from redislock_fast._procedures.on_options import acquire_lock
 from redislock_fast._transport.threads.driver import drive
 
 if TYPE_CHECKING:
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.call import Call
-    from redislock_fast._transport.threads.server import ThreadServerTransport
 
-__all__ = ["CachedBase"]
+__all__ = ["acquire_lingering", "take_lingering"]
 
 
-class CachedBase(LockBase):
-    """A lock for threads whose key may linger. The public classes describe the parameters.
+def take_lingering(lock: LockBase, owner: Owner) -> bool:
+    """Take a key that lingers in this process. Returns False where it does not, or another caller was faster."""
+    cached = lock._cached or cached_key(lock)
+    is_own = getattr(lock.do_acquire, "__func__", None) is lock._own_hooks.do_acquire
+    return is_own and not cached.waiters and take_at_once(lock, cached, owner)
 
-    By steps, a local hand-over takes twice the CPU, and a new name a third more.
-    """
 
-    _transport: ThreadServerTransport
+def acquire_lingering(lock: LockBase, call: Call) -> bool:
+    """Acquire a lock with `linger` and no other option, whose key does not linger or is in use."""
+    cached = lock._cached
+    if cached is None or not cached.is_current:
+        cached = cached_key(lock)
+    owner, turn = call.owner, Turn()
+    try:
+        if begins(lock, call):
+            if cached.locked_by and call.waits and call.wait_s is None:
+                waiter = turn.begin(cached, cached.cache.new_waiter())
+                turn.join()
+                if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
+                    waiter.wait(None)
+                if turn.leave() and take_kept(lock, turn, cached, owner):
+                    return True
+            elif may_begin(lock, call, turn, cached):
+                _begin_lingering(lock, call, turn)
+                if turn.expiry is not None:
+                    return True
+        return bool(drive(lock._transport, acquire_lock(lock, call, turn), call.left, lock._redis))
+    except BaseException:  # an interrupt may come before the steps begin
+        turn.end(owner)
+        raise
 
-    def _take_lingering(self, owner: Owner) -> bool:
-        """Take a key that lingers in this process. Returns False where it does not, or another caller was faster."""
-        cached = self._cached or self._cached_key()
-        is_own = getattr(self.do_acquire, "__func__", None) is self._own_hooks.do_acquire
-        return is_own and not cached.waiters and self._take_at_once(cached, owner)
 
-    def _acquire_lingering(self, call: Call) -> bool:
-        """Acquire a lock with `linger` and no other option, whose key does not linger or is in use."""
-        cached = self._cached
-        if cached is None or not cached.is_current:
-            cached = self._cached_key()
-        owner, turn = call.owner, Turn()
-        try:
-            if self._begins(call):
-                if cached.locked_by and call.waits and call.wait_s is None:
-                    waiter = turn.begin(cached, cached.cache.new_waiter())
-                    turn.join()
-                    if cached.is_current:  # else nothing wakes the waiter: this was replaced before it joined
-                        waiter.wait(None)
-                    if turn.leave() and self._take(turn, cached, owner):
-                        return True
-                elif self._may_begin(call, turn, cached):
-                    self._begin_lingering(call, turn)
-                    if turn.expiry is not None:
-                        return True
-            return bool(drive(self._transport, self._acquiring(call, turn), call.left, self._redis))
-        except BaseException:  # an interrupt may come before the steps begin
-            turn.end(owner)
+def _begin_lingering(lock: LockBase, call: Call, turn: Turn) -> None:
+    """Take the key by the call's first request, and note it in the turn, which has the local lock."""
+    try:
+        reply = lock._transport.begin(call)
+        if reply == call.ours:
+            note_begun(lock, call, turn)
+            return
+    except BaseException as interruption:
+        if not is_fetching(call, turn):
             raise
-
-    def _begin_lingering(self, call: Call, turn: Turn) -> None:
-        """Take the key by the call's first request, and note it in the turn, which has the local lock."""
-        try:
-            reply = self._transport.begin(call)
-            if reply == call.ours:
-                self._note_begun(call, turn)
-                return
-        except BaseException as interruption:
-            if not self._is_fetching(call, turn):
-                raise
-            self._go_on(call, None, interruption)
-        else:
-            self._go_on(call, reply)
+        go_on(lock, call, None, interruption)
+    else:
+        go_on(lock, call, reply)

@@ -1,0 +1,257 @@
+"""The first request of an acquire or a release, which mostly settles it: before it, and after its reply."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from redislock_fast._lease.metrics import (
+    report,
+    report_call,
+)
+from redislock_fast._lease.note import Note
+from redislock_fast._lease.options import Options
+from redislock_fast._lease.owner import Owner
+from redislock_fast._lease.telling import is_telling
+from redislock_fast._pipe.base import NOT_ASKED
+from redislock_fast._procedures.call import Call, ReleaseCall
+from redislock_fast._procedures.hooks import RELEASE, hooks_of
+from redislock_fast._procedures.lease import (
+    forget_lease,
+)
+from redislock_fast._procedures.lock import LockBase
+from redislock_fast._procedures.release import release_of, report_noted_release
+from redislock_fast._protocol.commands import HANDED_OVER, Release
+from redislock_fast._protocol.fenced import fence_given
+from redislock_fast._util.times import (
+    FOREVER_S,
+    Limit,
+    clock,
+)
+from redislock_fast._util.tracing import OWN, OWN_ASYNC, providers
+
+__all__ = []
+
+_Client = redis.Redis
+
+_AsyncClient = redis.asyncio.Redis
+
+_NUMBERS = (float, int)
+
+# ---- the first request ----
+
+
+def new_call(
+    lock: LockBase,
+    owner: Owner,
+    sleep: Any,
+    blocking: Any,
+    blocking_timeout: Any = None,
+    token: Any = None,
+    task: Any = None,
+) -> Call:
+    """The call of an acquire with these parameters; see `Call`."""
+    call = Call()
+    call.key = lock._key
+    call.owner = owner
+    call.sleep = sleep
+    call.blocking = blocking
+    call.blocking_timeout = blocking_timeout
+    call.own_token = token
+    call.wait_s = None
+    call.listens = False
+    if task is not None:
+        call.task = task
+    return call
+
+
+def begins(lock: LockBase, call: Call) -> bool:
+    """Whether the first request of an acquire may leave before anything else is done, as mostly.
+
+    Not where a hook is overridden, something observes redis-py's commands, the caller holds the lock and may
+    reenter it, or a parameter is not of the usual kind: then the steps decide. Hooks and tracers may come and go at
+    any time, so every call looks.
+    """
+    before = call.owner.token
+    options = lock._options
+    wait_s = lock.blocking_timeout if call.blocking_timeout is None else call.blocking_timeout
+    blocking = lock.blocking if call.blocking is None else call.blocking
+    sleep_s = lock.sleep if call.sleep is None else call.sleep
+    try:
+        if not (
+            lock._is_direct
+            and call.own_token is None
+            and (wait_s is None or (type(wait_s) in _NUMBERS and 0 < wait_s < FOREVER_S))
+            and type(sleep_s) in _NUMBERS
+            and sleep_s >= 0
+            and (blocking is True or blocking is False)
+            and (options is None or (before is None and is_telling() is None))
+            and hooks_of(lock) == lock._own_hooks
+            and _Client.execute_command is OWN
+            and _AsyncClient.execute_command is OWN_ASYNC
+            and "execute_command" not in lock._redis.__dict__
+            and providers._observability_instance._provider_manager is None
+        ):
+            return False
+    except AttributeError:  # a hook that is no method, a client without attributes, or the metrics were reset
+        return False
+    call.kind = lock._attempt_kind
+    call.ttl_ms = lock._ttl_ms
+    if wait_s is not None:
+        call.wait_s, call.limit, call.sleep_s = wait_s, Limit(wait_s), sleep_s
+    call.waits = blocking
+    call.joins = blocking and before is None and lock._wait == "push"
+    return True
+
+
+def go_on(lock: LockBase, call: Call, reply: Any, interruption: BaseException | None = None) -> None:
+    """Have the steps go on from the outcome of the first request, which has not settled the acquire.
+
+    Raises:
+        BaseException: the interruption, where it came before the request left.
+    """
+    connection, call.connection = call.connection, None
+    if connection is None or reply is NOT_ASKED:
+        if interruption is not None:
+            raise interruption
+        return
+    token, request = call.token, call.request
+    assert token is not None
+    assert request is not None
+    if interruption is not None:
+        drop_noted(lock, call.owner, token)
+    call.attempt = attempt = call.kind(lock._key, token, call.ttl_ms)
+    capabilities = connection.capabilities
+    attempt.begin(request, capabilities, call.sent_at, (connection, reply, interruption))
+    if type(reply) is bytes and attempt.with_get and attempt.begun is not None and attempt.begun[1] is reply:
+        attempt.begun = None
+        attempt.feed(reply, capabilities)
+        call.is_refused = True
+
+
+def is_noted(lock: LockBase, options: Options, call: Call, server: Any, reply: object) -> bool:
+    """Note a lock that the first request has got on options: it becomes the owner's.
+
+    Returns False where the reply does not mean that, or the owner holds something by now, as tasks that one task
+    has started may acquire for it at the same time. Then steps go on from the reply.
+    """
+    fence = fence_given(reply) if options.fencing else None
+    if fence is None and (options.fencing or reply != call.ours):
+        return False
+    owner, token, ttl_ms, sent_at = call.owner, call.token, call.ttl_ms, call.sent_at
+    assert token is not None
+    note = owner.note
+    if note is None:
+        if owner.is_shared:
+            return False
+        note = owner.note = Note(lock)
+    if owner.token is not None or owner.kept is not None or note.held is not None or note.lease is not None:
+        return False
+    expires_at = None if ttl_ms is None else sent_at + ttl_ms / 1000
+    begun = clock()
+    owner.expiry = (token, expires_at)
+    owner.fence = fence
+    if note.lock() is not lock:  # two lock objects may have one owner
+        note.lock = weakref.ref(lock)
+    note.over = False
+    if options.observers:
+        note.count(options.observers, lock._name)  # before the renewer may find out a loss
+    note.held = (lock._key, token, ttl_ms, expires_at, options, begun)
+    owner.token = token
+    if owner.forgotten_by is not None:  # else `hold` would do no more
+        owner.hold(token)
+    if ttl_ms is not None and options.watches:
+        renewer = server.renewer
+        if renewer is None:
+            renewer = server.renewer = lock._renewer()
+        if note.listed_ms != ttl_ms or note.renewer is not renewer:
+            renewer.note(note, ttl_ms, sent_at)
+    if options.observers:
+        report(options.observers, "record_acquisition", lock._name, begun - sent_at, 1)
+        report_call(options, "acquired {} after", lock._name, begun - sent_at, token)
+    return True
+
+
+def drop_noted(lock: LockBase, owner: Owner, token: bytes) -> None:
+    """Drop what an acquire has noted that was interrupted just then."""
+    lease = owner.lease
+    if lease is not None and lease.token == token:
+        forget_lease(lock, owner, lease)
+    if owner.note is not None and owner.note.held is None:
+        owner.note.end_count()
+    if owner.token == token:
+        owner.token = None
+
+
+# ---- release ----
+
+
+def begins_release(lock: LockBase, owner: Owner, token: object) -> bool:
+    """Whether the first request of a release may leave before anything else is done, as mostly.
+
+    Not where a hook is overridden that concerns it, something observes redis-py's commands, the key may linger, or
+    the lease has to be asked: then the steps decide.
+    """
+    try:
+        return (
+            type(token) is bytes
+            and owner.kept is None
+            and owner.releasing is None
+            and lock._at_least_s is None
+            and lock.lua_release is RELEASE
+            and lock.do_release.__func__ is lock._own_hooks.do_release
+            and _Client.execute_command is OWN
+            and _AsyncClient.execute_command is OWN_ASYNC
+            and "execute_command" not in lock._redis.__dict__
+            and providers._observability_instance._provider_manager is None
+        )
+    except AttributeError:  # as in `begins`
+        return False
+
+
+def begin_release(lock: LockBase, owner: Owner, note: Note | None, token: bytes) -> ReleaseCall | None:
+    """The call of a release; None where that must go by the lease of what is held. `note` is the owner's."""
+    if note is not None and note.held is not None and not (is_telling() is None and note.begin_release(token)):
+        return None
+    call = ReleaseCall()
+    call.key = lock._key
+    call.token = token
+    call.contended = owner.contended == token
+    call.wait_s = None
+    call.note = note
+    call.held = None if note is None else note.held
+    return call
+
+
+def note_released(lock: LockBase, owner: Owner, call: ReleaseCall) -> None:
+    """Note that the first request has released the lock."""
+    if call.ours == HANDED_OVER and call.connection.registry is not None:
+        call.connection.registry.note_hand_over(lock._key, True)
+    note, held = call.note, call.held
+    if note is not None and note.held is held:
+        note.held = None
+    if owner.token == call.token:  # where the token is shared, another caller may have acquired meanwhile
+        owner.token = None
+    if note is not None and held is not None and held[4].observers:
+        report_noted_release(lock, note, held)
+
+
+def release_from(
+    lock: LockBase, owner: Owner, call: ReleaseCall, reply: Any, interruption: BaseException | None = None
+) -> Release:
+    """The operation that goes on from the outcome of the first request, which has not settled the release.
+
+    Raises:
+        BaseException: the interruption, where it came before the request left.
+    """
+    connection, call.connection = call.connection, None
+    operation = release_of(lock, call.token, owner)
+    if connection is not None and reply is not NOT_ASKED:
+        begun = (connection, reply, interruption)
+        operation.begin(call.request, connection.capabilities, call.sent_at, begun)
+    elif interruption is not None:
+        raise interruption
+    return operation

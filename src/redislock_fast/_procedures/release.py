@@ -1,0 +1,215 @@
+"""How a lock is released, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from redis.exceptions import (
+    LockNotOwnedError,  # redis-py's, as everywhere in its users' code
+)
+
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.metrics import (
+    report,
+    report_call,
+    report_end_later,
+)
+from redislock_fast._lease.note import Held, Note
+from redislock_fast._lease.owner import Owner
+from redislock_fast._procedures.hooks import RELEASE
+from redislock_fast._procedures.lease import (
+    UNLOCKED,
+    leave_once,
+    lost_error,
+    raise_lost,
+    refuse_in_callback,
+    report_release,
+    unlocked_error,
+)
+from redislock_fast._procedures.lingering import let_linger
+from redislock_fast._procedures.lock import LockBase
+from redislock_fast._procedures.steps import Do, Steps
+from redislock_fast._protocol.commands import Reacquire, Release
+from redislock_fast._util.times import (
+    clock,
+    positive_ms,
+)
+
+__all__ = []
+
+_LOOK_S = 0.002
+"""How long to wait between two looks at a renewal that is under way."""
+
+
+def _is_replaced(script: Any, own: Any) -> bool:
+    """Whether a user's script stands in place of our own, as redis-py's users may set `lua_release` and the like."""
+    return script is not own and script is not None
+
+
+def may_release(lock: LockBase, owner: Owner, lease: Lease) -> bool:
+    """Whether a release must be sent. A lost lock is forgotten.
+
+    Raises:
+        LockLostError: the lock was lost.
+    """
+    refuse_in_callback(lock, "release", owner)
+    if leave_once(lock, lease):
+        return False
+    lock._let_go(lease)
+    if not lease.end():
+        if owner.token == lease.token:
+            owner.token = None
+            owner.forget_cached()
+        end_lease(lock, owner, lease, False)
+        raise lost_error(lock, "release", lease)
+    owner.expiry = (lease.token, lease.expires_at)
+    if lease.contended:
+        owner.contended = lease.token
+    return True
+
+
+def end_lease(lock: LockBase, owner: Owner, lease: Lease, released: bool) -> None:
+    """Report how long the lock was held, for metrics and the adaptive ttl."""
+    if owner.lease is lease:
+        owner.lease = None
+    report_release(lock, lease, released)
+
+
+def release_lock(lock: LockBase, owner: Owner, begun: Release | None = None) -> Steps:
+    """Release the lock that the caller holds. `begun`: its request has been sent already, without hooks."""
+    token = owner.token if begun is None else begun.token
+    if token is None:
+        refuse_in_callback(lock, "release", owner)
+        raise unlocked_error(lock, UNLOCKED)
+    lease = owner.lease if begun is None or owner.token == token else None
+    if lease is not None and not may_release(lock, owner, lease):
+        return
+    is_cached, expiry, release = owner.cached is not None, owner.expiry, object()
+    note = owner.note
+    try:
+        if lease is not None and not lease.begin_release(release):
+            raise unlocked_error(lock, UNLOCKED)  # a caller that shares the lock object releases it
+        if not (yield from ask_release(lock, owner, token, begun)):
+            raise lock._not_owned("release")
+        # As `_forget_released`, but without a call, in which an interrupt could come: the verdict would be lost.
+        if owner.token == token and (owner.expiry is expiry or not is_cached):
+            if note is not None and note.lease is lease:
+                note.held = note.lease = None
+            if owner.kept is lease:  # from now on, the end of the lease object at the latest is the holding's
+                owner.kept = None
+            owner.token = None
+            if is_cached:
+                owner.forget_cached()
+    except LockNotOwnedError as error:
+        forget_released(owner, token, expiry, is_cached)
+        if lease is not None:
+            end_lease(lock, owner, lease, False)
+            yield from raise_lost(lock, "release", lease, error, by_release=True)
+        raise
+    except BaseException:
+        end_failed_release(lock, owner, lease, token, release)
+        raise
+    if lease is not None:
+        end_lease(lock, owner, lease, True)
+    end_noted(owner)
+
+
+def ask_release(lock: LockBase, owner: Owner, token: bytes, begun: Release | None) -> Steps:
+    """Release by the token, or go on with a release that has begun. Returns whether the lock was held with it."""
+    if begun is not None:
+        return (yield from execute_release(lock, begun, owner))
+    lease, at_least_s = owner.lease, lock._at_least_s
+    if lease is not None and at_least_s is not None:
+        while lease.renewing:  # executed after the request below, it would set another ttl
+            yield Do("sleep", _LOOK_S)
+        rest_s = lease.begun + at_least_s - clock()
+        if rest_s > 0:
+            keeping = Reacquire(lock._key, token, positive_ms(rest_s, "at_least"), lease.contended)
+            yield Do("execute", keeping)
+            return keeping.result
+    if lock._is_overridden("do_release"):
+        yield from lock._calling(owner, lock.do_release, token)
+        return True
+    return (yield from release_token(lock, token, owner))
+
+
+def report_noted_release(lock: LockBase, note: Note, held: Held) -> None:
+    """Report how long the lock was held, for metrics."""
+    _, token, _, _, options, begun = held
+    held_s = clock() - begun
+    report(options.observers, "record_release", lock.name, held_s, True)
+    note.end_count()
+    report_call(options, "released {}, held for", lock.name, held_s, token)
+
+
+def end_failed_release(lock: LockBase, owner: Owner, lease: Lease | None, token: bytes, release: object) -> None:
+    """End a release that has an unknown outcome for its caller, or was interrupted as its outcome was noted."""
+    if lease is not None:
+        lease.release_failed(release)
+        if owner.left == token:  # the caller has left the release, which goes on
+            end_lease(lock, owner, lease, True)
+    end_noted(owner)
+
+
+def end_noted(owner: Owner) -> None:
+    """Have a lock that was noted and is released count as held no more: an interrupt came as that was reported."""
+    note = owner.note
+    if note is not None and note.held is None and note.counted is not None:
+        report_end_later(note.counted)
+
+
+def forget_released(owner: Owner, token: bytes, expiry: object, is_cached: bool) -> None:
+    """Note that the lock was released. Where the owner is shared, another caller may have acquired meanwhile.
+
+    With a key of the cache, that has the same token, but another `expiry`.
+    """
+    if owner.token == token and (owner.expiry is expiry or not is_cached):
+        owner.token = None
+        owner.forget_cached()
+
+
+def release_for_caller(lock: LockBase, expected_token: Any) -> Steps:
+    """Release by token, for a caller of `do_release`."""
+    if not (yield from release_token(lock, expected_token, lock._acting() or lock._held())):
+        raise lock._not_owned("release")
+
+
+def release_token(lock: LockBase, expected_token: Any, owner: Owner) -> Steps:
+    """Release by token. Returns whether the lock was held with it."""
+    if owner.cached is not None and lock._has_own_hooks() and owner.cached.cache.is_here:
+        return let_linger(lock, owner)
+    if _is_replaced(lock.lua_release, RELEASE):
+        return (yield from call_script(lock, lock.lua_release, [expected_token]))
+    operation = release_of(lock, lock._encoded(expected_token), owner)
+    return (yield from execute_release(lock, operation, owner))
+
+
+def call_script(lock: LockBase, script: Any, args: list[Any]) -> Steps:
+    """Run a script that a user has set for this lock. Returns whether it says yes."""
+    return bool((yield Do("call", partial(script, keys=[lock.name], args=args, client=lock.redis))))
+
+
+def execute_release(lock: LockBase, operation: Release, owner: Owner) -> Steps:
+    """Returns whether the lock was held with the operation's token."""
+    token, expires_at = operation.token, operation.expires_at
+    try:
+        yield Do("execute", operation)
+        if operation.handed_over is not None:
+            lock._transport.note_hand_over(lock._key, operation.handed_over)
+    except BaseException as error:
+        owner.note_release(operation)
+        if isinstance(error, asyncio.CancelledError):
+            # A cancelled release runs to its end, even if nothing was sent yet. A second call finds it done.
+            if not operation.unsettled and (expires_at is None or clock() < expires_at):
+                owner.releasing = token
+            owner.left = token
+            lock._transport.clean_up([(lock._key, token)])
+        raise
+    return owner.is_released(operation)
+
+
+def release_of(lock: LockBase, token: bytes, owner: Owner) -> Release:
+    """The release of what is held with this token."""
+    return Release(lock._key, token, owner.expires_at(token), owner.releasing == token, owner.contended == token)
