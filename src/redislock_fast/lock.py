@@ -24,12 +24,10 @@ from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import ThreadOwners
 from redislock_fast._procedures.acquisition import attempt_for_caller
 from redislock_fast._procedures.first_request import (
-    begin_release,
-    begins,
-    begins_release,
     go_on,
     is_noted,
     new_call,
+    new_release,
     note_released,
     release_from,
 )
@@ -52,7 +50,6 @@ from redislock_fast._procedures.prolonging import (
 )
 from redislock_fast._procedures.release import release_for_caller, release_lock
 from redislock_fast._procedures.steps import Steps
-from redislock_fast._protocol.commands import Release
 from redislock_fast._renewal.threads import Renewer, renewer_of, tell, tell_in_background, tell_wanted
 from redislock_fast._transport.threads.cached import acquire_lingering, take_lingering
 from redislock_fast._transport.threads.driver import drive, transport_of
@@ -232,7 +229,7 @@ class Lock(LockBase, redis.lock.Lock):
         if self._linger_ms is not None and options is None and token is blocking_timeout is None:
             return take_lingering(self, owner) or acquire_lingering(self, new_call(self, owner, sleep, blocking))
         call = new_call(self, owner, sleep, blocking, blocking_timeout, token)
-        if self._linger_ms is None and begins(self, call):
+        if self._linger_ms is None and call.begins:
             try:
                 reply = transport.begin(call)
                 if options is not None:
@@ -292,21 +289,19 @@ class Lock(LockBase, redis.lock.Lock):
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
         token, transport = owner.token, self._transport
-        if not begins_release(self, owner, token):
+        call = new_release(self, owner, token)
+        if call is None:
             self._drive(release_lock(self, owner))
             return
-        call = begin_release(self, owner, owner.note, token)
-        operation: Release | None = None
-        if call is not None:
-            try:
-                reply = transport.begin(call)
-                if call.connection is not None and reply == call.ours:
-                    note_released(self, owner, call)
-                    return
-            except BaseException as interruption:
-                operation = release_from(self, owner, call, None, interruption)
-            else:
-                operation = release_from(self, owner, call, reply)
+        try:
+            reply = transport.begin(call)
+            if call.connection is not None and reply == call.ours:
+                note_released(self, owner, call)
+                return
+        except BaseException as interruption:
+            operation = release_from(self, owner, call, None, interruption)
+        else:
+            operation = release_from(self, owner, call, reply)
         drive(transport, release_lock(self, owner, operation))
 
     def do_release(self, expected_token: Any) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease import metrics
-from redislock_fast._lease.recorder import BOUNDS_S, METRICS, Count, Metric, Recorder, prefix_of
+from redislock_fast._observe.recorder import BOUNDS_S, METRICS, Count, Metric, Recorder, prefix_of
 from redislock_fast._version import __version__
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.metrics import install, uninstall
-from redislock_fast._profiling.recorder import Recorder
-from redislock_fast._profiling.table import table_of
+from redislock_fast._observe.profiling.recorder import Recorder
+from redislock_fast._observe.profiling.table import table_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 
 from redislock_fast._lease import metrics
-from redislock_fast._lease.recorder import BOUNDS_S, METRICS, Durations, Metric, Recorder, prefix_of
+from redislock_fast._observe.recorder import BOUNDS_S, METRICS, Durations, Metric, Recorder, prefix_of
 
 __all__ = ["install", "uninstall"]
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from redislock_fast._lease.recorder import ACQUIRE, BOUNDS_S
+from redislock_fast._observe.recorder import ACQUIRE, BOUNDS_S
 from redislock_fast.prometheus import _Histogram
 
 switch: Any = prometheus_client

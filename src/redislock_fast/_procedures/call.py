@@ -63,6 +63,7 @@ class Call:
         kind: the operation of the first attempt.
         ttl_ms: the key's ttl.
         linger_ms: how long the key may outlive the lease, in milliseconds.
+        begins: whether its first request may leave at once; see `new_call`.
         listens: whether the holder gets a message when another caller wants the lock.
         joins: whether the caller may join the lock's queue instead of an attempt.
         token: the token of the attempts; None before the first one is drawn.
@@ -93,6 +94,7 @@ class Call:
     waits: bool = True
     limit: Limit | None = None
     linger_ms: int | None = None
+    begins: bool = False
     listens: bool = False
     joins: bool = False
     token: bytes | None = None

@@ -47,13 +47,18 @@ _NUMBERS = (float, int)
 def new_call(
     lock: LockBase,
     owner: Owner,
-    sleep: Any,
-    blocking: Any,
+    sleep: Any = None,
+    blocking: Any = None,
     blocking_timeout: Any = None,
     token: Any = None,
     task: Any = None,
 ) -> Call:
-    """The call of an acquire with these parameters; see `Call`."""
+    """The call of an acquire with these parameters, and whether its first request may leave at once, as mostly.
+
+    Not where a hook is overridden, something observes redis-py's commands, the caller holds the lock and may reenter
+    it, or a parameter is not of the usual kind: then the steps decide. Hooks and tracers may come and go at any time,
+    so every call looks.
+    """
     call = Call()
     call.key = lock._key
     call.owner = owner
@@ -62,32 +67,21 @@ def new_call(
     call.blocking_timeout = blocking_timeout
     call.own_token = token
     call.wait_s = None
-    call.listens = False
+    call.begins = call.listens = False
     if task is not None:
         call.task = task
-    return call
-
-
-def begins(lock: LockBase, call: Call) -> bool:
-    """Whether the first request of an acquire may leave before anything else is done, as mostly.
-
-    Not where a hook is overridden, something observes redis-py's commands, the caller holds the lock and may
-    reenter it, or a parameter is not of the usual kind: then the steps decide. Hooks and tracers may come and go at
-    any time, so every call looks.
-    """
-    before = call.owner.token
-    options = lock._options
-    wait_s = lock.blocking_timeout if call.blocking_timeout is None else call.blocking_timeout
-    blocking = lock.blocking if call.blocking is None else call.blocking
-    sleep_s = lock.sleep if call.sleep is None else call.sleep
+    before, options = owner.token, lock._options
+    wait_s = lock.blocking_timeout if blocking_timeout is None else blocking_timeout
+    waits = lock.blocking if blocking is None else blocking
+    sleep_s = lock.sleep if sleep is None else sleep
     try:
         if not (
             lock._is_direct
-            and call.own_token is None
+            and token is None
             and (wait_s is None or (type(wait_s) in _NUMBERS and 0 < wait_s < FOREVER_S))
             and type(sleep_s) in _NUMBERS
             and sleep_s >= 0
-            and (blocking is True or blocking is False)
+            and (waits is True or waits is False)
             and (options is None or (before is None and is_telling() is None))
             and hooks_of(lock) == lock._own_hooks
             and _Client.execute_command is OWN
@@ -95,16 +89,17 @@ def begins(lock: LockBase, call: Call) -> bool:
             and "execute_command" not in lock._redis.__dict__
             and providers._observability_instance._provider_manager is None
         ):
-            return False
+            return call
     except AttributeError:  # a hook that is no method, a client without attributes, or the metrics were reset
-        return False
+        return call
+    call.begins = True
     call.kind = lock._attempt_kind
     call.ttl_ms = lock._ttl_ms
     if wait_s is not None:
         call.wait_s, call.limit, call.sleep_s = wait_s, Limit(wait_s), sleep_s
-    call.waits = blocking
-    call.joins = blocking and before is None and lock._wait == "push"
-    return True
+    call.waits = waits
+    call.joins = waits and before is None and lock._wait == "push"
+    return call
 
 
 def go_on(lock: LockBase, call: Call, reply: Any, interruption: BaseException | None = None) -> None:
@@ -189,14 +184,14 @@ def drop_noted(lock: LockBase, owner: Owner, token: bytes) -> None:
 # ---- release ----
 
 
-def begins_release(lock: LockBase, owner: Owner, token: object) -> bool:
-    """Whether the first request of a release may leave before anything else is done, as mostly.
+def new_release(lock: LockBase, owner: Owner, token: object) -> ReleaseCall | None:
+    """The call of a release whose first request may leave before anything else is done, as mostly.
 
-    Not where a hook is overridden that concerns it, something observes redis-py's commands, the key may linger, or
-    the lease has to be asked: then the steps decide.
+    None where a hook is overridden that concerns it, something observes redis-py's commands, the key may linger, or the
+    lease has to be asked: then the steps decide.
     """
     try:
-        return (
+        if not (
             type(token) is bytes
             and owner.kept is None
             and owner.releasing is None
@@ -207,22 +202,19 @@ def begins_release(lock: LockBase, owner: Owner, token: object) -> bool:
             and _AsyncClient.execute_command is OWN_ASYNC
             and "execute_command" not in lock._redis.__dict__
             and providers._observability_instance._provider_manager is None
-        )
-    except AttributeError:  # as in `begins`
-        return False
-
-
-def begin_release(lock: LockBase, owner: Owner, note: Note | None, token: bytes) -> ReleaseCall | None:
-    """The call of a release; None where that must go by the lease of what is held. `note` is the owner's."""
-    if note is not None and note.held is not None and not (is_telling() is None and note.begin_release(token)):
+        ):
+            return None
+    except AttributeError:  # as for an acquire
         return None
     call = ReleaseCall()
+    call.note = note = owner.note
+    call.held = held = None if note is None else note.held
+    if note is not None and held is not None and not (is_telling() is None and note.begin_release(token)):
+        return None
     call.key = lock._key
     call.token = token
     call.contended = owner.contended == token
     call.wait_s = None
-    call.note = note
-    call.held = None if note is None else note.held
     return call
 
 

@@ -143,7 +143,7 @@ class LockBase:
 
     _owners: Any
 
-    _attempt_kind: type[Acquire] = Acquire  # with a new token
+    _attempt_kind: type[Acquire]  # with a new token
     _own_kind: type[Acquire] = AcquireOwn  # with a caller's own token
     _transport: Any
     _pool: Any
@@ -155,7 +155,7 @@ class LockBase:
     _linger_ms: int | None = None
     _at_least_s: float | None = None
     """For how many seconds after its acquire the lock of a job is not another's, released or not; see `once`."""
-    _is_direct = True  # whether the reply to its first request may be all that an acquire needs
+    _is_direct: bool  # whether the reply to its first request may be all that an acquire needs
     _is_for_tasks = False
 
     @spelled_out("Lock")
@@ -183,6 +183,7 @@ class LockBase:
             wait_seconds(blocking_timeout, "blocking_timeout")
         # Here and not in the class, where Python 3.11 is slow to find them.
         self._options = self._linger_ms = self._at_least_s = None
+        self._is_direct, self._attempt_kind = True, Acquire
         self._redis = redis
         self._transport = transport = self._transport_of(redis)
         self._pool = getattr(redis, "connection_pool", None)

@@ -29,12 +29,10 @@ from redislock_fast._pipe.base import Reply
 from redislock_fast._procedures.acquisition import attempt_for_caller
 from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.first_request import (
-    begin_release,
-    begins,
-    begins_release,
     go_on,
     is_noted,
     new_call,
+    new_release,
     note_released,
     release_from,
 )
@@ -218,7 +216,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
     async def _acquire(self, call: Call) -> bool:
         """Acquire for the caller that has made this call."""
         server, owner, options = self._transport.of_running_loop(), call.owner, self._options
-        if self._linger_ms is None and begins(self, call):
+        if self._linger_ms is None and call.begins:
             reply: Reply = None
             try:
                 sent = server.begin(call)
@@ -283,7 +281,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
         token = owner.token
-        if cached is None and token is not None and begins_release(self, owner, token):
+        if cached is None and type(token) is bytes and owner.cached is None:
             return self._release(owner, token)
         return named(self._drive(release_what(self, owner, owner.holding)), "Lock.release")
 
@@ -291,9 +289,9 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
     async def _release(self, owner: Owner, token: bytes) -> None:
         """Release what the owner held with this token when the method was called."""
         server = self._transport.of_running_loop()
-        call = begin_release(self, owner, owner.note, token) if owner.token is token else None
+        call = new_release(self, owner, token) if owner.token is token else None
         if call is None:
-            await drive(server, release_what(self, owner, token))
+            await drive(server, release_what(self, owner, token), None, self._redis)
             return
         reply: Reply = None
         try:

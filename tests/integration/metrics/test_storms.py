@@ -164,7 +164,7 @@ SHARED = (
     "_lease/lease.py",
     "_lease/metrics.py",
 )
-OUTPUT = ("_lease/recorder.py", "prometheus.py")
+OUTPUT = ("_observe/recorder.py", "prometheus.py")
 IN_THREADS = ("lock.py", "_transport/threads/server.py", *SHARED, *OUTPUT)
 IN_TASKS = ("asyncio/lock.py", "_transport/loop/server.py", *SHARED, *OUTPUT)
 

@@ -19,7 +19,7 @@ MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob(
 PATCHED = ("_thread", "select", "selectors", "socket", "threading", "time")
 
 BOUND = {
-    "_profiling/recorder.py": ["threading.__file__"],
+    "_observe/profiling/recorder.py": ["threading.__file__"],
     "_util/patching.py": ["threading.local", "time.sleep", "threading.local"],  # as they were before a patch
     "_util/times.py": ["time.clock_gettime", "time.CLOCK_BOOTTIME", "time.monotonic"],  # which no library replaces
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redislock_fast._procedures.call import Call
-from redislock_fast._procedures.first_request import begins, go_on, new_call
+from redislock_fast._procedures.first_request import go_on, new_call
 from redislock_fast._procedures.lingering import (
     Turn,
     cached_key,
@@ -46,7 +46,7 @@ async def acquire_lingering(lock: LockBase, owner: Owner, blocking: bool | None)
         cached = cached_key(lock)
     call, turn = new_call(lock, owner, None, blocking), Turn()
     try:
-        if begins(lock, call):
+        if call.begins:
             if cached.locked_by and call.waits and call.wait_s is None:
                 waiter = turn.begin(cached, cached.cache.new_waiter())
                 turn.join()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redislock_fast._procedures.first_request import begins, go_on
+from redislock_fast._procedures.first_request import go_on
 from redislock_fast._procedures.lingering import (
     Turn,
     cached_key,
@@ -42,7 +42,7 @@ def acquire_lingering(lock: LockBase, call: Call) -> bool:
         cached = cached_key(lock)
     owner, turn = call.owner, Turn()
     try:
-        if begins(lock, call):
+        if call.begins:
             if cached.locked_by and call.waits and call.wait_s is None:
                 waiter = turn.begin(cached, cached.cache.new_waiter())
                 turn.join()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from redislock_fast._lease.recorder import (
+from redislock_fast._observe.recorder import (
     BOUNDS_S,
     HELD,
     METRICS,

@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from redislock_fast._profiling import recorder
-from redislock_fast._profiling.recorder import Recorder
+from redislock_fast._observe.profiling import recorder
+from redislock_fast._observe.profiling.recorder import Recorder
 from tests.support.helpers import in_thread
 
 

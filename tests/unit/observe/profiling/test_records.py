@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from redislock_fast._profiling import records
-from redislock_fast._profiling.records import OTHER, LockRecord, Records, Waits
+from redislock_fast._observe.profiling import records
+from redislock_fast._observe.profiling.records import OTHER, LockRecord, Records, Waits
 
 
 @pytest.mark.parametrize("longest_s", [0.0, 1e-9, 1e-6, 0.0015, 1.0, 1000.0])

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from redislock_fast._profiling import orders
-from redislock_fast._profiling.orders import Orders, cycles_of
+from redislock_fast._observe.profiling import orders
+from redislock_fast._observe.profiling.orders import Orders, cycles_of
 
 
 def pairs(text: str) -> list[tuple[str, str]]:

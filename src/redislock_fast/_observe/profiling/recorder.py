@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from redislock_fast._lease.owner import current_task
-from redislock_fast._profiling.orders import Orders, cycles_of
-from redislock_fast._profiling.records import Holding, Records
+from redislock_fast._observe.profiling.orders import Orders, cycles_of
+from redislock_fast._observe.profiling.records import Holding, Records
 from redislock_fast._util import fork, patching
 from redislock_fast._util.times import clock
 
