@@ -31,10 +31,9 @@ from redislock_fast._procedures.first_request import (
     note_released,
     release_from,
 )
-from redislock_fast._procedures.hooks import Hooks
 from redislock_fast._procedures.lease import not_entered
 from redislock_fast._procedures.lingering import release_here
-from redislock_fast._procedures.lock import LockBase
+from redislock_fast._procedures.lock import Hooks, LockBase
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._procedures.on_options import acquire_lock
 from redislock_fast._procedures.prolonging import (

@@ -107,7 +107,7 @@ FAULTS = (
     ),
     Fault(
         "token that a task sets replaces another task's",
-        "_lease/local.py",
+        "_lease/owner.py",
         "self._owners.taken()",
         "self._owners.held()",
         "tests/integration/lock/test_asyncio_elsewhere.py::test_token_that_a_task_sets_is_its_own",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
-from redislock_fast._lease.call_log import CALL_LOG, knows_whether, logs_calls
+from redislock_fast._lease.logs import CALL_LOG, knows_whether, logs_calls
 from redislock_fast._lease.metrics import report_call
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._procedures.waiting import Waiting

@@ -29,7 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.key_lease import LONGEST_KEPT_S, KeyLease, LocalWaiter
-from redislock_fast._lease.long_waits import tell_of_wait
+from redislock_fast._lease.logs import tell_of_wait
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._util.times import Limit, clock
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-from redislock_fast._lease.call_log import CALL_LOG
+from redislock_fast._lease.logs import CALL_LOG
 from redislock_fast._util import fork
 from redislock_fast._util.times import clock
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from redislock_fast._lease.call_log import CALL_LOG, logs_calls
+from redislock_fast._lease.logs import CALL_LOG, logs_calls
 from redislock_fast._lease.metrics import installed
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import positive_ms

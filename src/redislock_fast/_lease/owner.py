@@ -1,6 +1,6 @@
 """Owners: the token and lease that a lock object has for each thread, for each task, or for all that share it.
 
-Other projects read and set `lock.local.token`, as on redis-py's locks: `local.py` has it.
+Other projects read and set `lock.local.token`, as on redis-py's locks: `Local` has it.
 
 Thread safety: each thread has an `Owner` of its own, which `ThreadOwners` finds. All threads or tasks that share a lock
 object with `thread_local=False` use one `SharedOwner`; each attribute is assigned as a whole. Each acquire has a
@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.prolonging import Prolonging, Prolongings
@@ -20,7 +22,7 @@ from redislock_fast._protocol import commands
 from redislock_fast._protocol.commands import Extend, Reacquire
 from redislock_fast._util import patching
 from redislock_fast._util.times import clock
-from redislock_fast._util.tokens import is_ours
+from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours, without_flag
 
 if TYPE_CHECKING:
     from redislock_fast._lease.key_cache import CachedKey
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from redislock_fast._util.times import Limit
 
 __all__ = [
+    "Local",
     "Owner",
     "PendingOwner",
     "SharedOwner",
@@ -36,6 +39,7 @@ __all__ = [
     "current_task",
     "heirs_of",
     "of_threads",
+    "owners_of",
     "twin_of",
 ]
 
@@ -372,3 +376,48 @@ def twin_of(lock: Any) -> Any:
     twin = kind.__new__(kind)
     vars(twin).update(vars(lock))
     return twin
+
+
+class Local(SimpleNamespace):
+    """The caller's token, in the form in which the lock's value has it. All other attributes are the owners'.
+
+    Args:
+        owners: of the lock.
+        encode: makes bytes of what is assigned: a token, or the lock's value.
+    """
+
+    __repr__ = object.__repr__  # a SimpleNamespace would show the token
+
+    def __init__(self, owners: Any, encode: Callable[[Any], bytes]) -> None:
+        vars(self).update(_owners=owners, _encode=encode)
+
+    @property
+    def token(self) -> Any:
+        """The caller's token, and behind it the contended flag where the lock's value is known to have it."""
+        owner: Owner = self._owners.held()
+        token = owner.token
+        return token + CONTENDED_FLAG if token is not None and owner.is_contended(token) else token
+
+    @token.setter
+    def token(self, value: Any) -> None:
+        owner: Owner = self._owners.taken()
+        encoded = b"" if value is None else self._encode(value)
+        token = without_flag(encoded)
+        if token != encoded:
+            owner.token = owner.contended = token
+        else:
+            owner.token = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._owners, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "token":
+            super().__setattr__(name, value)
+        else:
+            setattr(self._owners, name, value)
+
+
+def owners_of(local: Any) -> Any:
+    """The owners that a lock gets where a caller assigns `lock.local`: perhaps those of another lock."""
+    return vars(local)["_owners"] if isinstance(local, Local) else local

@@ -18,11 +18,10 @@ from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.telling import is_telling
 from redislock_fast._pipe.base import NOT_ASKED
 from redislock_fast._procedures.call import Call, ReleaseCall
-from redislock_fast._procedures.hooks import RELEASE, hooks_of
 from redislock_fast._procedures.lease import (
     forget_lease,
 )
-from redislock_fast._procedures.lock import LockBase
+from redislock_fast._procedures.lock import RELEASE, LockBase, hooks_of
 from redislock_fast._procedures.release import release_of, report_noted_release
 from redislock_fast._protocol.commands import HANDED_OVER, Release
 from redislock_fast._protocol.fenced import fence_given

@@ -15,9 +15,10 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
+from operator import attrgetter
 from sys import modules
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 from redis.backoff import AbstractBackoff
 from redis.exceptions import (
@@ -25,19 +26,17 @@ from redis.exceptions import (
     LockNotOwnedError,  # redis-py's, as everywhere in its users' code
 )
 
-from redislock_fast._lease.call_log import knows_whether, logs_calls
 from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.local import Local, owners_of
+from redislock_fast._lease.logs import knows_whether, logs_calls
 from redislock_fast._lease.metrics import (
     installed,
     report,
     report_call,
 )
 from redislock_fast._lease.options import Options, linger_ms_of, refuse_unknown, spelled_out
-from redislock_fast._lease.owner import Owner, PendingOwner, SharedOwner, current_task, twin_of
+from redislock_fast._lease.owner import Local, Owner, PendingOwner, SharedOwner, current_task, owners_of, twin_of
 from redislock_fast._lease.telling import end_telling
-from redislock_fast._procedures.hooks import EXTEND, REACQUIRE, RELEASE, Hooks, hooks_of, script_object
 from redislock_fast._procedures.lease import (
     describe,
     end_lost,
@@ -48,6 +47,7 @@ from redislock_fast._procedures.lease import (
 )
 from redislock_fast._procedures.loss import reason_of
 from redislock_fast._procedures.steps import Do, Steps
+from redislock_fast._protocol import scripts
 from redislock_fast._protocol.commands import Acquire, ReadHolder
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireManyFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from redislock_fast._lease.handle import Handle
     from redislock_fast._lease.options import OptionSettings
 
-__all__ = ["Backoff", "LockBase", "WaitBy", "observe_by_otel"]
+__all__ = ["EXTEND", "REACQUIRE", "RELEASE", "Backoff", "Hooks", "LockBase", "WaitBy", "hooks_of", "observe_by_otel"]
 
 # By weak references: a task that is started meanwhile, such as the one that connects, keeps a copy of the context.
 _acting: ContextVar[tuple[weakref.ref[LockBase], weakref.ref[Owner]] | None] = ContextVar("_acting", default=None)
@@ -102,6 +102,51 @@ def observe_by_otel() -> None:
             _provider_place = internal
         if otel.install_if_set():
             _provided = ""
+
+
+class _LuaScript:
+    """A script with the call of redis-py's `Script`, but without a reference to a client."""
+
+    def __init__(self, text: str) -> None:
+        self.script = text
+        self.sha = ""
+
+    def __call__(self, keys: Any, args: Any, client: Any) -> Any:
+        script = client.register_script(self.script)
+        self.sha = script.sha
+        return script(keys=keys, args=args, client=client)
+
+
+def _script_object(text: str, ours: _LuaScript) -> _LuaScript:
+    return ours if text is ours.script else _LuaScript(text)
+
+
+RELEASE = _LuaScript(scripts.RELEASE.text.decode())
+
+EXTEND = _LuaScript(scripts.EXTEND.text.decode())
+
+REACQUIRE = _LuaScript(scripts.REACQUIRE.text.decode())
+
+
+class Hooks(NamedTuple):
+    """The attributes of a lock that a class or an object may override, as `redis.lock.Lock` has them."""
+
+    lua_release: Any
+    lua_extend: Any
+    lua_reacquire: Any
+    do_acquire: Any
+    do_release: Any
+    do_extend: Any
+    do_reacquire: Any
+
+    @classmethod
+    def of(cls, lock_class: Any) -> Hooks:
+        """The hooks of a class of this library, which override nothing."""
+        do = (lock_class.do_acquire, lock_class.do_release, lock_class.do_extend, lock_class.do_reacquire)
+        return cls(RELEASE, EXTEND, REACQUIRE, *do)
+
+
+hooks_of = attrgetter(*(f"{name}.__func__" if name.startswith("do_") else name for name in Hooks._fields))
 
 
 class Backoff:
@@ -334,11 +379,11 @@ class LockBase:
         """
         cls = type(self)
         if cls.lua_release is None:
-            cls.lua_release = script_object(cls.LUA_RELEASE_SCRIPT, RELEASE)
+            cls.lua_release = _script_object(cls.LUA_RELEASE_SCRIPT, RELEASE)
         if cls.lua_extend is None:
-            cls.lua_extend = script_object(cls.LUA_EXTEND_SCRIPT, EXTEND)
+            cls.lua_extend = _script_object(cls.LUA_EXTEND_SCRIPT, EXTEND)
         if cls.lua_reacquire is None:
-            cls.lua_reacquire = script_object(cls.LUA_REACQUIRE_SCRIPT, REACQUIRE)
+            cls.lua_reacquire = _script_object(cls.LUA_REACQUIRE_SCRIPT, REACQUIRE)
 
     # ---- hooks ----
 

@@ -12,14 +12,13 @@ from redis.exceptions import (
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.telling import told_of
-from redislock_fast._procedures.hooks import EXTEND, REACQUIRE
 from redislock_fast._procedures.lease import (
     lost_error,
     raise_lost,
     refuse_in_callback,
     unlocked_error,
 )
-from redislock_fast._procedures.lock import LockBase
+from redislock_fast._procedures.lock import EXTEND, REACQUIRE, LockBase
 from redislock_fast._procedures.release import _is_replaced, call_script, end_lease
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Extend, Reacquire, ReadHolder

@@ -18,7 +18,6 @@ from redislock_fast._lease.metrics import (
 )
 from redislock_fast._lease.note import Held, Note
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.hooks import RELEASE
 from redislock_fast._procedures.lease import (
     UNLOCKED,
     leave_once,
@@ -29,7 +28,7 @@ from redislock_fast._procedures.lease import (
     unlocked_error,
 )
 from redislock_fast._procedures.lingering import let_linger
-from redislock_fast._procedures.lock import LockBase
+from redislock_fast._procedures.lock import RELEASE, LockBase
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._util.times import (

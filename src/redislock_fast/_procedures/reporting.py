@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redislock_fast._lease.long_waits import is_logged, tell_of_wait
+from redislock_fast._lease.logs import is_logged, tell_of_wait
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.report import Participant, ReadReport
 from redislock_fast._util.times import Limit, wait_seconds

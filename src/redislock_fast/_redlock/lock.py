@@ -29,7 +29,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.long_waits import tell_if_long
+from redislock_fast._lease.logs import tell_if_long
 from redislock_fast._lease.metrics import report, report_call, waiting_of
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner

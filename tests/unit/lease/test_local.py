@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from redislock_fast._lease.local import Local, owners_of
-from redislock_fast._lease.owner import SharedOwner
+from redislock_fast._lease.owner import Local, SharedOwner, owners_of
 from redislock_fast._util.tokens import new_token
 
 OURS = b"rlf:0123456789abcdef0123456789abcdef"

@@ -11,7 +11,7 @@ import redis
 
 import redislock_fast.asyncio
 from redislock_fast import Lock, Redlock
-from redislock_fast._lease.call_log import CALL_LOG
+from redislock_fast._lease.logs import CALL_LOG
 from redislock_fast._lease.metrics import install, installed, report, uninstall
 
 
