@@ -130,7 +130,7 @@ def test_server_killed_while_waiting_and_started_again(
 def test_server_killed_under_many_waiters_and_started_again(
     world: World, our_lock: Any, mortal_server: Server, connect: Connect
 ) -> None:
-    client = connect(mortal_server.port)
+    client = connect(mortal_server.port, retry=many(), retry_on_error=RETRIED)
     holder = our_lock(client, "name", thread_local=False)
     holder.acquire()
 
