@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ import redis
 
 from bench.contestants import OURS, AbsentError, libraries
 from bench.measuring import report, rounds
-from bench.measuring.costs import server_cpu_s
+from bench.measuring.costs import Meter
 from bench.measuring.delay import open_delay
 from bench.measuring.report import Column
 from bench.measuring.rounds import Entrant, Sample
@@ -94,12 +94,12 @@ def entrant(admins: list[Any], delay_s: float, closing: ExitStack) -> Entrant:
     names = [f"bench:{index}" for index in range(NAMES)]
     crew = Crew(make(client()), make(client()), names, lambda: sum(admin.dbsize() for admin in admins), client().pttl)
 
+    meter = Meter(*admins)
+
     def measure(seconds: float) -> Sample:
-        nodes_s, client_s = sum(map(server_cpu_s, admins)), time.process_time()
+        meter.start()
         sample = crew.measure(seconds)
-        client_us = 1e6 * (time.process_time() - client_s) / sample.pairs
-        nodes_us = 1e6 * (sum(map(server_cpu_s, admins)) - nodes_s) / sample.pairs
-        return replace(sample, client_cpu_us=client_us, server_cpu_us=nodes_us)
+        return replace(sample, **meter.read(sample.pairs))
 
     return Entrant(OURS, f"{1000 * delay_s:g} ms", measure, crew.check, len(admins))
 
@@ -118,12 +118,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         except AbsentError as reason:
             report.say(f"no delayed nodes: {reason}")
         rounds.race(entrants, count, seconds)
-    # The fewest primaries are the base of the ratios.
-    of_delays = [[each for each in entrants if each.workload == workload] for workload in _workloads(entrants)]
-    rows = [rounds.summary(each, of_delay) for of_delay in of_delays for each in of_delay]
+    # Within a delay, the fewest primaries are the base of the ratios.
+    rows = [rounds.summary(each, [of for of in entrants if of.workload == each.workload]) for each in entrants]
     report.print_rows(f"{options.server}; batches of {NAMES:,}; {count} rounds of {seconds} s", _COLUMNS, rows, words=0)
     return {"topology": "cluster", "server": options.server, "rounds": count, "seconds": seconds, "results": rows}
-
-
-def _workloads(entrants: Sequence[Entrant]) -> list[str]:
-    return list(dict.fromkeys(entrant.workload for entrant in entrants))

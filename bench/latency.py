@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import redislock_fast
 from bench.contestants import OURS, REDIS_PY, libraries
 from bench.measuring import arguments, columns, report, rounds, servers
 from bench.measuring.delay import delayed_url
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure, print a table for each round trip, and return the figures."""
     rows: list[dict[str, Any]] = []
-    with servers.open_server(options.server) as server, rounds.open_scene(server.url, max(options.callers)) as scene:
+    with servers.open_server(options.server) as server, rounds.open_scene(server.url) as scene:
         for rtt_ms in options.rtt:
             seconds = max(options.seconds, _LEAST_ROUND_TRIPS * rtt_ms / 1000)
             with delayed_url(scene.url, rtt_ms) as url:
@@ -59,8 +58,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 ]
                 rounds.race(entrants, options.rounds, seconds)
             of_rtt = [{**rounds.summary(entrant, entrants), "rtt_ms": rtt_ms} for entrant in entrants]
-            about = f"{server.name}, {rtt_ms:g} ms away; {options.rounds} rounds of {seconds:g} s"
-            title = f"{about}; {OURS} is {redislock_fast.implementation}"
+            title = report.title(server.name, options.rounds, seconds, rtt_ms)
             report.print_rows(title, columns.LATENCY, of_rtt, is_wide=options.wide)
             rows += of_rtt
     return {"server": server.name, "rounds": options.rounds, "seconds": options.seconds, "results": rows}

@@ -16,7 +16,6 @@ from typing import Any
 
 import redis
 
-import redislock_fast
 from bench.contention import figures
 from bench.contention.goals import TASKS, THREADS, Goal, print_goals
 from bench.contention.window import measure_windows, open_window
@@ -31,7 +30,7 @@ from bench.contestants import (
     AbsentError,
     libraries,
 )
-from bench.measuring import rounds, servers
+from bench.measuring import report, rounds, servers
 from bench.measuring.delay import delayed_url
 from bench.measuring.rounds import ANEW, REUSED, Entrant, Scene
 from bench.workloads import callers, lingering_keys, single
@@ -89,8 +88,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     absent: list[str] = []
     with servers.open_server(options.server) as server:
         rows = [*_uncontended(server.url, count, seconds, absent), *_contended(server.url)]
-    title = f"{server.name}; {count} rounds of {seconds} s, {_CONTENTION_ROUNDS} of contention; linger={LINGER_S}"
-    print_goals(f"{title}; {OURS} is {redislock_fast.implementation}", GOALS, rows)
+    title = report.title(f"{server.name}, linger={LINGER_S}", count, seconds)
+    print_goals(f"{title}; {_CONTENTION_ROUNDS} rounds of contention", GOALS, rows)
     for reason in absent:
         print(reason)
     return {
@@ -108,7 +107,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _uncontended(url: str, count: int, seconds: float, absent: list[str]) -> list[Row]:
     """Measure the pairs per second of one process, and how long an acquire takes where the key lingers elsewhere."""
-    with rounds.open_scene(url, max(_THREADS, _TASKS)) as scene:
+    with rounds.open_scene(url) as scene:
         entrants = near(scene)
         try:
             away = scene.closing.enter_context(delayed_url(url, _RTT_MS))

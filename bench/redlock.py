@@ -11,7 +11,6 @@ import argparse
 import math
 import secrets
 import signal
-import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +25,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-import redislock_fast
 from bench.contestants import LEASE_S, OURS, POTTERY, REDIS_PY, CheckFailedError, pack
+from bench.contestants.bare import connected_to
 from bench.measuring import arguments, columns, report, rounds, servers
 from bench.measuring.rounds import REUSED, Entrant
 from bench.workloads.single import pairs_of
@@ -104,12 +103,11 @@ class _Bare:
     """The requests of the package on plain sockets, with all replies awaited: the upper limit."""
 
     def __init__(self, fleet: Fleet, name: str) -> None:
-        self._sockets = [socket.create_connection(("127.0.0.1", server.port)) for server in fleet.servers]
+        self._sockets = list(map(connected_to, fleet.clients()))
         token = b"t" * 32
         self._set = pack("SET", name, token, "NX", "PX", LEASE_S * 1000, "GET")
         self._delete = pack("DELIFEQ", name, token) if fleet.servers[0].kind == "valkey" else pack("DEL", name)
         for connected in self._sockets:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             fleet.closing.callback(connected.close)
 
     def _ask(self, request: bytes) -> list[bytes]:
@@ -147,8 +145,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         entrants = [entrant(name, _make(fleet, name)) for name in names]
         rounds.race(entrants, options.rounds, options.seconds)
         rows = [rounds.summary(entrant, entrants) for entrant in entrants]
-        about = f"{options.count} x {kind}; {OURS} is {redislock_fast.implementation}"
-        title = f"{about}; {options.rounds} rounds of {options.seconds} s"
+        title = report.title(f"{options.count} x {kind}", options.rounds, options.seconds)
         report.print_rows(title, columns.REDLOCK, rows, is_wide=options.wide)
         by_name = {entrant.contestant: entrant.rates for entrant in entrants}
         if POTTERY in by_name:

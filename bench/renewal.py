@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the tables, and return the figures."""
-    with servers.open_server(options.server) as server, rounds.open_scene(server.url, options.locks) as scene:
+    with servers.open_server(options.server) as server, rounds.open_scene(server.url) as scene:
         return {"server": server.name, **{name: _TABLES[name](server.name, scene, options) for name in options.only}}
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import redis
 import redis.asyncio
 
-import redislock_fast
 from bench import cluster, contestants, lingering
 from bench.contestants import BARE_SOCKETS, OURS, REDIS_PY, AbsentError, Contestant, libraries
 from bench.measuring import arguments, columns, report, rounds, servers
@@ -28,8 +27,6 @@ from bench.workloads import batches, callers, options_of_locks, single, yardstic
 from bench.workloads.yardsticks import FLOOR, SERVER_LIMIT
 
 HELP = "uncontended acquire+release pairs per second: one thread, many threads, tasks, names"
-
-_MOST_LOCKS = 1000
 
 
 @dataclass(frozen=True)
@@ -158,14 +155,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with (
         servers.open_server(options.server) as server,
         delayed_url(server.url, options.rtt) as url,
-        rounds.open_scene(url, _MOST_LOCKS) as scene,
+        rounds.open_scene(url) as scene,
     ):
         present, entrants, absent = _enter(scene, mode, options.only or list(mode.names))
         rounds.race(entrants, count, seconds)
         memory = {contestant.name: _lock_bytes(contestant, scene) for contestant in present}
     rows = [rounds.summary(entrant, entrants) for entrant in entrants]
-    away = f", {options.rtt:g} ms away" if options.rtt else ""
-    title = f"{server.name}{away}; {count} rounds of {seconds} s; {OURS} is {redislock_fast.implementation}"
+    title = report.title(server.name, count, seconds, options.rtt)
     report.print_rows(title, mode.columns, rows, absent, options.wide)
     for kind in ("sync", "asyncio"):
         sizes = [f"{name} {of_kind[kind]:,.0f}" for name, of_kind in memory.items() if kind in of_kind]

@@ -16,7 +16,6 @@ from typing import Any
 
 import redis
 
-import redislock_fast
 from bench.contention import figures, goals, tables
 from bench.contention.figures import Window
 from bench.contention.goals import GOALS, print_goals
@@ -125,8 +124,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         measure = open_idle if options.idle else open_window
         found = measure_windows(measure, url, witness, lease_s, races, rounds, seconds)
         rows = [row for of in found for row in (_idle_rows if options.idle else _rows)(*of)]
-    away = f", {options.rtt:g} ms away" if options.rtt else ""
-    title = f"{server.name}{away}; {rounds} rounds of {seconds:g} s; {OURS} is {redislock_fast.implementation}"
+    title = report.title(server.name, rounds, seconds, options.rtt)
     facts = {
         "command_line": command_line(options.server),
         "title": title,
@@ -184,7 +182,7 @@ def _field(race: Race, lease_s: int, absent: dict[str, str]) -> list[Contestant]
 
 def _about(contestant: Contestant, workload: Workload) -> dict[str, Any]:
     names = {"contestant": contestant.name, "title": contestant.name, "version": contestant.version}
-    return {**names, "workload": workload.label, **asdict(workload)}
+    return {**names, "workload": workload.label, "workers": workload.workers, **asdict(workload)}
 
 
 def _rows(workload: Workload, windows: Mapping[Contestant, Sequence[Window]]) -> Iterator[dict[str, Any]]:

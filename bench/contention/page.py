@@ -88,7 +88,7 @@ def page(result: Mapping[str, Any], back: str | None = None) -> str:
     machine = f"{result['cpu_count']} CPUs, {result['platform']}, Python {result['python']}"
     meanings = [f"{name}: {_MEANINGS[name]}" for name in _contestants(rows) if name in _MEANINGS]
     violations = result["violations"] or "never, by the records of all workers"
-    holders = min(_by_workload(rows), key=lambda of: abs(_workers(of[0]) - 8))  # few enough to see each
+    holders = min(_by_workload(rows), key=lambda of: abs(of[0]["workers"] - 8))  # few enough to see each
     sections = [
         f'<p><a href="{escape(back)}">&larr; redislock_fast</a></p>' if back else "",
         f"<h1>Locks under contention</h1><p>{escape(result['title'])}<br>{escape(machine)}<br>",
@@ -125,11 +125,6 @@ def _contestants(rows: Rows) -> list[str]:
 def _by_workload(rows: Rows) -> list[Rows]:
     labels = dict.fromkeys(row["workload"] for row in rows)
     return [[row for row in rows if row["workload"] == label] for label in labels]
-
-
-def _workers(row: Mapping[str, Any]) -> int:
-    workers: int = row["processes"] * (row["tasks"] or row["threads"])
-    return workers
 
 
 # ---- plots ----
@@ -222,7 +217,7 @@ def _waits(rows: Rows) -> str:
 
 def _timeline(row: Mapping[str, Any]) -> str:
     """Plot the holders of the first lock."""
-    name, workers = row["contestant"], _workers(row)
+    name, workers = row["contestant"], row["workers"]
     figure, axes = _chart(name, height=1.4 + min(4.0, 0.25 * workers))
     for acquired_ms, released_ms, worker in row["timeline"]:
         axes.barh(worker, released_ms - acquired_ms, left=acquired_ms, height=0.8, color=look(name)["color"])

@@ -26,7 +26,7 @@ import redis
 from bench.contention.figures import Span, Window
 from bench.contention.worker import GRACE_S, Assignment, Report, Times, sleep_until, work
 from bench.contention.workload import Workload
-from bench.contestants import CheckFailedError, Contestant, expect
+from bench.contestants import CheckFailedError, Contestant, delete_keys, expect
 from bench.measuring import report
 from bench.measuring.costs import server_cpu_s
 
@@ -184,8 +184,7 @@ def _open_crew(
         yield crew
     finally:
         crew.close()
-        for key in witness.scan_iter(f"*{prefix}*", count=1000):
-            witness.delete(key)
+        delete_keys(witness, prefix)
 
 
 def commands_until(client: redis.Redis, until_s: float) -> Counter[str] | None:

@@ -114,6 +114,12 @@ def is_left(keys: Callable[[], object], linger_s: float) -> bool:
     return False
 
 
+def delete_keys(client: redis.Redis, part: str) -> None:
+    """Delete the keys that have this part in their names."""
+    for key in client.scan_iter(f"*{part}*", count=1000):
+        client.delete(key)
+
+
 def check(key: str, holder: AnyLock, rival: AnyLock, witness: redis.Redis, linger_s: float = 0.0) -> None:
     """Check that a lock excludes others while it is held; raises `CheckFailedError` at the first violation.
 

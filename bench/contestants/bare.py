@@ -48,7 +48,8 @@ def _greeting(channel: str) -> bytes:
     return pack("HELLO", 3) + scripts + pack("SUBSCRIBE", channel)
 
 
-def _connected(client: redis.Redis) -> socket.socket:
+def connected_to(client: redis.Redis) -> socket.socket:
+    """A socket of its own to a client's server, on which no small request waits for the next one."""
     connected = socket.create_connection(address_of(client))
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connected
@@ -61,7 +62,7 @@ class BareLock:
         channel = "bench:" + new_token().decode()
         self._words = _Words(name, channel, lease_s)
         self._was_granted = self._handed_over = False
-        self._socket = _connected(client)
+        self._socket = connected_to(client)
         self._socket.sendall(_greeting(channel))
         self._until(channel.encode())
 

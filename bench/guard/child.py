@@ -19,7 +19,7 @@ from typing import IO, Any
 
 import redislock_fast
 from bench.contestants import AbsentError
-from bench.guard.workloads import LOCKS, WORKLOADS, Site
+from bench.guard.workloads import WORKLOADS, Site
 from bench.measuring import rounds
 from bench.measuring.rounds import Entrant
 
@@ -96,7 +96,7 @@ def main() -> None:
     urls = sys.argv[1:]
     _write(file=redislock_fast.__file__, implementation=redislock_fast.implementation)
     entrants: dict[str, Entrant] = {}
-    with rounds.open_scene(urls[0], LOCKS) as scene:
+    with rounds.open_scene(urls[0]) as scene:
         for line in sys.stdin:
             name, seconds = json.loads(line)
             try:

@@ -16,8 +16,7 @@ from bench.contestants import LEASE_S, OURS, CheckFailedError, libraries
 from bench.measuring.rounds import Entrant, Sample, Scene
 from bench.workloads import batches, callers, single
 
-LOCKS = 1000
-"""How many locks a workload has at most."""
+_NAMES = 1000
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ WORKLOADS: Mapping[str, Workload] = {
     "threads": Workload("16 threads", _of(callers.of_threads, (16,))),
     "task": Workload("1 task", _of(callers.of_tasks, "asyncio", (1,))),
     "tasks": Workload("100 tasks", _of(callers.of_tasks, "asyncio", (100,))),
-    "batch": Workload(f"batch of {LOCKS:,}", _of(batches.entrants_of, (LOCKS,))),
+    "batch": Workload(f"batch of {_NAMES:,}", _of(batches.entrants_of, (_NAMES,))),
     "contention-8": _contention(8),
     "contention-32": _contention(32),
     "redlock": Workload("Redlock over 5 servers", _redlock),

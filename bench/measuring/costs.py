@@ -18,21 +18,21 @@ _LOCKS = 1000
 
 
 class Meter:
-    """Measures the CPU time of this process and of the server; the witness has no other request under way."""
+    """Measures the CPU time of this process and of servers; their witnesses have no other request under way."""
 
-    def __init__(self, witness: redis.Redis) -> None:
-        self._witness = witness
+    def __init__(self, *witnesses: redis.Redis) -> None:
+        self._witnesses = witnesses
         self._client_s = self._server_s = 0.0
 
     def start(self) -> None:
         """Start counting."""
-        self._server_s = server_cpu_s(self._witness)
+        self._server_s = sum(map(server_cpu_s, self._witnesses))
         self._client_s = time.process_time()
 
     def read(self, pairs: int) -> dict[str, Any]:
         """The CPU time since `start`, for each of these pairs, by the names that `Sample` has for it."""
         client_s = time.process_time() - self._client_s
-        server_s = server_cpu_s(self._witness) - self._server_s
+        server_s = sum(map(server_cpu_s, self._witnesses)) - self._server_s
         return {"client_cpu_us": 1e6 * client_s / pairs, "server_cpu_us": 1e6 * server_s / pairs}
 
 

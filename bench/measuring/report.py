@@ -22,6 +22,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+import redislock_fast
+from bench.contestants import OURS
+
 _WIDER_THAN_ANY_TABLE = 1000
 _LOOK_S = 0.3
 _BUSY_SHARE = 0.15
@@ -104,6 +107,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], wor
     console = Console(width=_WIDER_THAN_ANY_TABLE)
     console.width = drawn.__rich_measure__(console, console.options).maximum
     console.print(drawn)
+
+
+def title(what: str, rounds: int, seconds: float, rtt_ms: float = 0.0) -> str:
+    """The title of a table: what was measured, how far away, for how long, and with which of our implementations."""
+    away = f", {rtt_ms:g} ms away" if rtt_ms else ""
+    return f"{what}{away}; {rounds} rounds of {seconds:g} s; {OURS} is {redislock_fast.implementation}"
 
 
 def three_digits(value: float | None) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import redis
 
-from bench.contestants import REDIS_PY, CheckFailedError
+from bench.contestants import REDIS_PY, CheckFailedError, delete_keys
 from bench.measuring import report
 
 REUSED = "lock reused"
@@ -34,7 +34,7 @@ class Scene:
     """The server of a race, and the resources that end with the race."""
 
     url: str  # of the server
-    prefix: str  # a name that is used for nothing else on the server; the names of all locks begin with it
+    prefix: str  # a name that is used for nothing else on the server; the names of all locks have it
     witness: redis.Redis  # a plain client that no contestant uses
     folder: Path  # for files; it is removed after the race
     closing: ExitStack  # closes other resources after the race
@@ -74,19 +74,15 @@ class Entrant:
 
 
 @contextmanager
-def open_scene(url: str, locks: int) -> Iterator[Scene]:
-    """Open a scene, and delete the keys of so many numbered locks, and of one without a number, at the end."""
+def open_scene(url: str) -> Iterator[Scene]:
+    """Open a scene, and delete the keys of its locks at the end."""
     prefix = f"bench:{secrets.token_hex(4)}"
     with (
         redis.Redis.from_url(url) as witness,
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         ExitStack() as closing,
     ):
-        closing.callback(
-            witness.delete,
-            *(begin + prefix for begin in ("", "lock:", "lock-signal:", "redlock:")),
-            *(f"{prefix}:{index}" for index in range(locks)),
-        )
+        closing.callback(delete_keys, witness, prefix)
         yield Scene(url, prefix, witness, Path(folder), closing)
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-import redis
-
 from bench.contestants import LEASE_S, OURS, AbsentError, Contestant, libraries
 from bench.measuring.rounds import Entrant, Scene
 from bench.workloads import callers, single
@@ -64,12 +62,4 @@ def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
     if contestant.name in _BY_MANY:
         entrants += callers.of_threads(contestant, scene, (16,))
         entrants += callers.of_tasks(contestant, scene, "asyncio", (100,))
-    scene.closing.callback(_forget, scene.witness, scene.prefix)
     return entrants
-
-
-def _forget(witness: redis.Redis, name: str) -> None:
-    """Delete the other keys of the locks, such as the fencing numbers."""
-    left = witness.keys(f"*{{{name}}}*")
-    if left:
-        witness.delete(*left)

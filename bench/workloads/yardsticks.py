@@ -68,7 +68,6 @@ def server_limit(scene: Scene) -> list[Entrant]:
     program = _find_program()
     host, port = address_of(scene.witness)
     name = f"{scene.prefix}:limit"
-    scene.closing.callback(scene.witness.delete, name)
     commands = _Commands(scene.witness, name)
 
     def measure(seconds: float) -> Sample:

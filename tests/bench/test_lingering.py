@@ -37,7 +37,7 @@ from redislock_fast.server import Server
 @pytest.fixture
 def scene(valkey: Server) -> Iterator[Scene]:
     """A scene with names for all workloads."""
-    with rounds.open_scene(valkey.url, 100) as opened:
+    with rounds.open_scene(valkey.url) as opened:
         yield opened
 
 

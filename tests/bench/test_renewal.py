@@ -30,7 +30,7 @@ CALM_TTL_S = 6  # for figures that a busy machine must not spoil
 
 @pytest.fixture
 def scene(valkey: Server) -> Iterator[Scene]:
-    with rounds.open_scene(valkey.url, 10) as opened:
+    with rounds.open_scene(valkey.url) as opened:
         yield opened
 
 
