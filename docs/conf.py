@@ -18,6 +18,8 @@ html_theme = "furo"
 html_title = f"redislock_fast {version}"
 html_copy_source = False
 html_favicon = "favicon.svg"
+html_static_path = ["_static"]
+html_css_files = ["narrow.css"]
 html_extra_path = ["_extra"]  # contention.html: made by the bench, as the page on performance says
 
 copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # what a program prints is not pasted
