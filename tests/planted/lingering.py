@@ -114,7 +114,7 @@ FAULTS = (
     Fault(
         "waiters of a forgotten local lock are not woken",
         "_lease/key_cache.py",
-        "        for waiter in list(self.waiters):\n            waiter.wake()\n",
+        "        for waiter in self.all_waiters():\n            waiter.wake()\n",
         "",
         f"{_KEYS}test_waiters_of_an_overdue_local_lock_are_woken_and_begin_again",
     ),
@@ -334,6 +334,20 @@ FAULTS = (
         "        if not is_fetching(call, turn):",
         "        if False:",
         "tests/integration/lingering/test_interrupts.py::test_interrupt_at_any_line_leaves_the_key_usable[KeyboardInterrupt-_take-free]",
+    ),
+    Fault(
+        "error ends the watching of keys that linger",
+        "_transport/threads/lingering.py",
+        "        except Exception:  # a bug of ours\n",
+        "        except MemoryError:\n",
+        f"{_GIVING_BACK}test_error_does_not_end_the_watching",
+    ),
+    Fault(
+        "waiter is passed over while others leave",
+        "_lease/key_cache.py",
+        "        for index in range(len(self.waiters) - 1, -1, -1):\n",
+        "        for index in range(len(self.waiters)):\n",
+        f"{_KEYS}test_all_waiters_that_stay_are_found_while_others_leave",
     ),
     Fault(
         "two threads watch the keys that linger",

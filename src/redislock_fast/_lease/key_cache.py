@@ -6,8 +6,9 @@ them at most waits at the server. The literature calls that a cohort lock (Dice,
 A `KeyLease` is what the server has granted. Between two holders it stays with the `CachedKey`: the key lingers. The
 server tells the process when another one wants the key ("wanted"), as distributed file systems call cached locks back.
 
-Thread safety: any thread uses a `KeyCache`, without a mutex. Each step is one atomic method of a dict or deque, so a
-signal handler or finalizer may come in between.
+Thread safety: any thread uses a `KeyCache`, without a mutex. Each step is one method of a dict or deque that is atomic
+with and without the GIL, so a signal handler or finalizer may come in between. Copying a deque is not: see
+`CachedKey.all_waiters`.
 
 - The local lock is the one entry of `CachedKey.locked_by`. `setdefault` takes it, for one caller alone.
 - `CachedKey.lease`, `passes` and `idle_until` are changed by the caller that has the local lock. Others read them as a
@@ -21,6 +22,7 @@ signal handler or finalizer may come in between.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections import deque
@@ -161,13 +163,25 @@ class CachedKey:
         """Log each waiter that has waited for long, once. The keys' watcher alone may call this."""
         if Limit.long_s is None:
             return
-        for waiter in self.waiters.copy():
+        for waiter in reversed(self.all_waiters()):
             if waiter.since is None:
                 continue
             if now < waiter.since + Limit.long_s:  # those behind it have come later
                 return
             tell_of_wait(self.key, now - waiter.since, "another caller of this process")
             waiter.since = None
+
+    def all_waiters(self) -> list[LocalWaiter]:
+        """The waiters, the last one first: all that wait before and after this call, some of them twice perhaps.
+
+        Without the GIL, a deque that other threads change cannot be copied. Where one of them removes an entry, those
+        after it move to the front: so this goes from the end to the front, and misses none.
+        """
+        found: list[LocalWaiter] = []
+        for index in range(len(self.waiters) - 1, -1, -1):
+            with contextlib.suppress(IndexError):  # so many have left meanwhile
+                found.append(self.waiters[index])
+        return found
 
     def leave(self, waiter: LocalWaiter) -> bool:
         """Remove a waiter. Returns False where it has got the local lock."""
@@ -305,7 +319,7 @@ class CachedKey:
         self.cache.forget_key(self)
         if self.lease is not None:
             self.if_free(self.drop)
-        for waiter in list(self.waiters):
+        for waiter in self.all_waiters():
             waiter.wake()
 
 

@@ -5,9 +5,13 @@ Rules: no server, and a clock that the tests set. `test_key_cache_schedules.py` 
 
 from __future__ import annotations
 
+from collections import deque
+from typing import SupportsIndex
+
 import pytest
 
 from redislock_fast._lease.key_cache import CachedKey
+from redislock_fast._lease.key_lease import LocalWaiter
 from redislock_fast._procedures.lingering import release_here, take_at_once
 from redislock_fast._util import times
 from redislock_fast._util.times import drift_s
@@ -121,6 +125,26 @@ def test_waiter_that_has_given_up_gets_nothing(kept: Kept) -> None:
     assert waiter.give_up()
     assert not waiter.give()
     assert (waiter.is_given, waiter.woken) == (False, 0)
+
+
+class _Leaving(deque[LocalWaiter]):
+    """Waiters, the first of which leaves whenever one is looked at."""
+
+    def __getitem__(self, index: SupportsIndex) -> LocalWaiter:  # type: ignore[override]  # no slices
+        waiter = super().__getitem__(index)
+        if len(self) > 3:
+            self.popleft()
+        return waiter
+
+
+def test_all_waiters_that_stay_are_found_while_others_leave(kept: Kept) -> None:
+    cached = kept.key_cache.of(KEY)
+    assert cached.try_lock()
+    waiters = _joined(cached, 6)
+    cached.waiters = _Leaving(waiters)
+    found = cached.all_waiters()
+    assert list(cached.waiters) == waiters[3:]
+    assert set(waiters[3:]) <= set(found)
 
 
 # ---- wanted ----

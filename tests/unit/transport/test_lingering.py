@@ -266,6 +266,23 @@ def test_thread_that_is_woken_when_it_is_about_to_end_goes_on(monkeypatch: pytes
     assert asleep.transport._watcher == {}
 
 
+def test_error_does_not_end_the_watching(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    transport = _OfThreads()
+    errors = iter([RuntimeError("a bug")])
+
+    def sweep(_now: float) -> bool:
+        for error in errors:
+            raise error
+        transport.key_cache.is_watched = False
+        return False
+
+    monkeypatch.setattr(transport.key_cache, "sweep", sweep)
+    monkeypatch.setattr(transport, "_sleep", lambda *_: False)
+    transport.watch_until_rest()
+    assert not transport.key_cache.is_watched, "it went on"
+    assert [record.getMessage() for record in caplog.records] == ["Keys that linger could not be watched."]
+
+
 def test_one_thread_listens_however_many_are_started() -> None:
     transport = _OfThreads()
     listening, may_end = threading.Semaphore(0), threading.Event()

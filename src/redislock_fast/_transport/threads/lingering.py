@@ -144,8 +144,17 @@ class ThreadLingering(Lingering):
         woken.acquire()
         in_force = patching.in_force
         if self._watcher.setdefault(0, woken) is woken:
-            while patching.in_force is in_force and self.watch_keys(woken):
+            while patching.in_force is in_force and self._watch_on(woken):
                 pass
+
+    def _watch_on(self, woken: threading.Lock) -> bool:
+        """`watch_keys`, which an error does not end: no other thread would begin, and each wait for a key be long."""
+        try:
+            return self.watch_keys(woken)
+        except Exception:  # a bug of ours
+            logger.exception("Keys that linger could not be watched.")
+            time.sleep(self.tick_s)
+            return True
 
     def watch_keys(self, woken: threading.Lock) -> bool:
         """Listen for a while, and give up what has lingered for long enough. Returns False where nothing lingers."""
