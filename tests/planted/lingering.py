@@ -343,6 +343,13 @@ FAULTS = (
         f"{_GIVING_BACK}test_error_does_not_end_the_watching",
     ),
     Fault(
+        "end of a program does not wait for what is being given up",
+        "_transport/threads/lingering.py",
+        "        while self._is_sweeping and clock() < give_up_at:",
+        "        while False:",
+        f"{_GIVING_BACK}test_end_of_a_program_waits_for_what_the_watching_has_just_taken_out",
+    ),
+    Fault(
         "waiter is passed over while others leave",
         "_lease/key_cache.py",
         "        for index in range(len(self.waiters) - 1, -1, -1):\n",

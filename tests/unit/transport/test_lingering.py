@@ -13,6 +13,7 @@ from typing import Any
 import hiredis
 import pytest
 
+from redislock_fast._lease.key_lease import KeyLease
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._transport.loop.lingering import LoopLingering
@@ -281,6 +282,33 @@ def test_error_does_not_end_the_watching(monkeypatch: pytest.MonkeyPatch, caplog
     transport.watch_until_rest()
     assert not transport.key_cache.is_watched, "it went on"
     assert [record.getMessage() for record in caplog.records] == ["Keys that linger could not be watched."]
+
+
+def test_end_of_a_program_waits_for_what_the_watching_has_just_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = _OfThreads()
+    connection = transport.connection
+    calls: list[float] = []
+    connection.call = lambda _request, timeout_s: calls.append(timeout_s)
+    cached = transport.key_cache.of(KEY)
+    cached.lease = lease_of(clock(), heard_by=connection)
+    give_up = transport.key_cache.give_up
+    taken_out, may_give_up = threading.Event(), threading.Event()
+
+    def give_up_later(leases: list[KeyLease], is_wanted: bool) -> None:
+        taken_out.set()
+        assert may_give_up.wait(PATIENCE_S)
+        give_up(leases, is_wanted)
+
+    monkeypatch.setattr(transport.key_cache, "give_up", give_up_later)
+    monkeypatch.setattr(transport, "_start_watching", lambda: None)
+    sweeping = start(transport.look)
+    assert taken_out.wait(PATIENCE_S)
+    monkeypatch.setattr("redislock_fast._transport.threads.lingering.time.sleep", lambda _: may_give_up.set())
+    transport.give_back_keys(PATIENCE_S)
+    assert len(connection.posted) == 1, "the key is given up"
+    assert len(calls) == 1, "and its reply is waited for"
+    may_give_up.set()
+    sweeping.result(PATIENCE_S)
 
 
 def test_one_thread_listens_however_many_are_started() -> None:

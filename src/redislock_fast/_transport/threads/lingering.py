@@ -57,6 +57,9 @@ they do."""
 _EXIT_LIMIT_S = 1.0
 """How long a program waits at its end until what lingers is given back, in seconds."""
 
+_LOOKS_AT_SWEEP_EVERY_S = 0.0005
+"""How often it looks meanwhile whether the thread that listens has given up what is due."""
+
 
 class _ThreadWaiter(LocalWaiter):
     """A thread that waits for a local lock. A lock of the system wakes it, which each thread may release."""
@@ -86,6 +89,7 @@ class ThreadLingering(Lingering):
     _used_at = 0.0
     _posted_at = 0.0
     _sweeps_at = 0.0
+    _is_sweeping = False
     _watcher: dict[int, threading.Lock]
 
     @abstractmethod
@@ -164,12 +168,19 @@ class ThreadLingering(Lingering):
             is_owner_gone = self._is_owner_gone()
             if is_owner_gone:
                 cache.drop_all()
-            if cache.sweep(now):
+            if self._sweep(now):
                 self._used_at = now
             elif now >= self._used_at + _QUIET_S or is_owner_gone:
                 return self._sleep(woken, 0.0 if is_owner_gone else _REST_S)
         self._listen(min(self.tick_s, _LONGEST_PARK_S))
         return True
+
+    def _sweep(self, now: float) -> bool:
+        try:
+            self._is_sweeping = True  # before a key is taken out: for a moment, it neither lingers nor is unconfirmed
+            return self.key_cache.sweep(now)
+        finally:
+            self._is_sweeping = False
 
     def _sleep(self, woken: threading.Lock, rest_s: float) -> bool:
         """Sleep until a key lingers. Returns False where none does in time."""
@@ -222,12 +233,15 @@ class ThreadLingering(Lingering):
 
     def give_back_keys(self, limit_s: float) -> None:
         """Give up what lingers, and wait for the server's replies, for `limit_s` seconds at most."""
+        give_up_at = clock() + limit_s
         self.give_up_keys()
+        while self._is_sweeping and clock() < give_up_at:  # what the watcher has just taken out is about to leave
+            time.sleep(_LOOKS_AT_SWEEP_EVERY_S)
         connection = self.connection
         self.clean_up_unconfirmed(None if connection is None else connection.registry)
         if connection is not None and self.has_unconfirmed:
             with contextlib.suppress(ConnectionBroken, NoReply):  # replies come in order
-                connection.pipe.call((b"PING",), limit_s)
+                connection.pipe.call((b"PING",), max(give_up_at - clock(), 0.0))
 
 
 _watched: weakref.WeakSet[ThreadLingering] = weakref.WeakSet()
