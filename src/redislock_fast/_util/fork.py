@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from redislock_fast._util.weak import members
+
 __all__ = ["count_by", "forget_in_child", "forget_parent", "generation", "on_fork"]
 
 
@@ -82,7 +84,7 @@ def forget_parent(process: int) -> None:
         left = _left.get(process)
         if left is None:
             _left.clear()  # of a parent that has forked meanwhile
-            left = _left[process] = [*_callbacks, *(holder.forget for holder in list(_forgetters))]
+            left = _left[process] = [*_callbacks, *(holder.forget for holder in members(_forgetters))]
         while left:
             forget = left[0]
             forget()

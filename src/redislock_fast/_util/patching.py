@@ -24,6 +24,7 @@ from functools import wraps
 from typing import Any, ParamSpec
 
 from redislock_fast._util import fork
+from redislock_fast._util.weak import members
 
 __all__ = ["Adaptable", "adapt", "adapt_later", "in_force", "is_patched", "on_patch", "own_thread"]
 
@@ -94,7 +95,7 @@ def adapt() -> None:
         return
     in_force = threading.local
     try:
-        adaptables = list(_adaptables)
+        adaptables = members(_adaptables)
         for holder in adaptables:
             holder.wake()
         _wait_for_own_threads()
@@ -111,5 +112,5 @@ def adapt() -> None:
 
 def _wait_for_own_threads() -> None:
     give_up = time.monotonic() + _END_LIMIT_S
-    while any(thread.is_alive() for thread in list(_own_threads)) and time.monotonic() < give_up:
+    while any(thread.is_alive() for thread in members(_own_threads)) and time.monotonic() < give_up:
         _native_sleep(0.001)  # greenlets must not run meanwhile

@@ -33,6 +33,7 @@ from redislock_fast._transport.threads.starting import start_thread
 from redislock_fast._util import fork, patching
 from redislock_fast._util.exits import at_child_exit
 from redislock_fast._util.times import clock
+from redislock_fast._util.weak import members
 
 __all__ = ["ThreadCleanup"]
 
@@ -212,7 +213,7 @@ def _finish_cleanup() -> None:
     """Finish the cleanup: a program may be interrupted at the very moment at which it is granted a lock."""
     fork.generation()  # has the parent's forgotten in a child
     deadline = clock() + _EXIT_LIMIT_S
-    for server in list(_cleaned_at_exit):
+    for server in members(_cleaned_at_exit):
         server.finish_cleanup(deadline)
 
 

@@ -35,6 +35,7 @@ from redislock_fast._transport.lingering import Lingering
 from redislock_fast._util import fork, patching
 from redislock_fast._util.exits import at_child_exit
 from redislock_fast._util.times import clock
+from redislock_fast._util.weak import members
 
 __all__ = ["ThreadLingering"]
 
@@ -252,7 +253,7 @@ fork.on_fork(_watched.clear)
 def _give_back_at_exit() -> None:
     fork.generation()  # has the parent's forgotten in a child
     deadline = clock() + _EXIT_LIMIT_S
-    for transport in list(_watched):
+    for transport in members(_watched):
         transport.give_back_keys(max(deadline - clock(), 0.0))
 
 
