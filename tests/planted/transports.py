@@ -101,9 +101,16 @@ FAULTS = (
     Fault(
         "key that is being cleaned up is taken with the same token",
         "_transport/cleanup.py",
-        "return [entry for entry in self._pending_cleanup if entry in taken]",
+        "return [entry for entry in pending if entry in taken]",
         "return []",
         "tests/unit/transport/test_cleanup.py::test_key_that_is_set_again_with_its_token_is_cleaned_up_first",
+    ),
+    Fault(
+        "key that is being cleaned up is passed over while others are removed",
+        "_transport/cleanup.py",
+        "pending = self._pending_cleanup.copy()",
+        "pending = self._pending_cleanup",
+        "tests/unit/transport/test_cleanup.py::test_entry_is_found_while_another_thread_removes_those_before_it",
     ),
     Fault(
         "cleanup that fails is forgotten",

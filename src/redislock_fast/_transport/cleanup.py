@@ -150,7 +150,8 @@ class Cleanup:
         They must be cleaned up first. Later, the cleanup would delete the lock that the new attempt takes.
         """
         taken = set(operation.takes())
-        return [entry for entry in self._pending_cleanup if entry in taken]
+        pending = self._pending_cleanup.copy()  # the cleanup may remove entries meanwhile: none must be passed over
+        return [entry for entry in pending if entry in taken]
 
 
 def _note_ended(endings: set[Args], ending: Args, _: Reply) -> None:

@@ -43,3 +43,22 @@ def test_key_that_is_set_again_with_its_token_is_cleaned_up_first(operation: Exc
     cleanup.clean_up([(key, TOKEN) for key in KEYS])
     assert cleanup._returning(operation) == [(key, TOKEN) for key in keys]
     assert not cleanup.idle
+
+
+class _Removing(bytes):
+    """A key. Whoever looks whether it is among others has another thread remove what was cleaned up meanwhile."""
+
+    cleanup: Waiting
+
+    def __hash__(self) -> int:
+        del self.cleanup._pending_cleanup[:1]
+        return super().__hash__()
+
+
+def test_entry_is_found_while_another_thread_removes_those_before_it() -> None:
+    cleanup = Waiting()
+    key = _Removing(b"cleaned up")
+    key.cleanup = cleanup
+    cleanup.clean_up([(key, TOKEN), (b"name", TOKEN)])
+    assert cleanup._returning(AcquireOwn(b"name", TOKEN, 1000)) == [(b"name", TOKEN)]
+    assert cleanup._pending_cleanup == [(b"name", TOKEN)]
