@@ -106,6 +106,13 @@ FAULTS = (
         "tests/unit/transport/test_cleanup.py::test_key_that_is_set_again_with_its_token_is_cleaned_up_first",
     ),
     Fault(
+        "node of a cluster does not know the cluster's callers after a fork",
+        "_transport/threads/cluster.py",
+        "            self.inside = cluster.inside\n\n    def begin_part",
+        "            super().forget_inside()\n\n    def begin_part",
+        "tests/unit/transport/test_drivers.py::test_forked_cluster_and_its_node_share_a_new_set_of_callers",
+    ),
+    Fault(
         "key that is being cleaned up is passed over while others are removed",
         "_transport/cleanup.py",
         "pending = self._pending_cleanup.copy()",

@@ -377,6 +377,12 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
 Transport = TypeVar("Transport")
 
 
+class _OrNone(dict[Any, Any]):
+    """Has None for each key that is not there."""
+
+    def __missing__(self, key: object) -> None: ...
+
+
 class Registry(Generic[Transport]):
     """One transport per owner: a connection pool, or a cluster client.
 
@@ -384,12 +390,13 @@ class Registry(Generic[Transport]):
     An entry is removed with its owner.
 
     Thread safety: any thread uses it, by atomic methods of dict: without a mutex, which a thread could have while its
-    signal handler waits for another thread.
+    signal handler waits for another thread. `get` takes no lock of the dict either, as `dict.get` does without the GIL
+    (CPython 3.13): threads would contend for it, and in a forked child it might stay taken.
     """
 
     def __init__(self) -> None:
-        self._transports: dict[int, Transport] = {}
-        self.get: Callable[[int], Transport | None] = self._transports.get
+        self._transports: dict[int, Transport] = _OrNone()
+        self.get: Callable[[int], Transport | None] = self._transports.__getitem__
 
     def add(self, owner: Any, make: Callable[[Any], Transport]) -> Transport:
         """The owner's transport. It is made now unless another thread has just made it."""

@@ -6,6 +6,7 @@ Rules: no server. The transports do what the test says.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from redislock_fast._pipe.base import Forked
 from redislock_fast._procedures.call import CleanupEntries
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._transport.loop import driver as loop_driver
+from redislock_fast._transport.threads import cluster as thread_cluster
 from redislock_fast._transport.threads import driver as thread_driver
 from redislock_fast._util import fork
 
@@ -86,3 +88,18 @@ def test_steps_in_which_a_signal_handler_forks_end_in_the_child(monkeypatch: pyt
     with pytest.raises(Forked):
         in_thread(Transport(), steps(), [])
     assert asked == ["a hook"]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_forked_cluster_and_its_node_share_a_new_set_of_callers(order: tuple[int, int]) -> None:
+    former = {1}
+    cluster: Any = object.__new__(thread_cluster.ThreadClusterTransport)
+    node: Any = object.__new__(thread_cluster._Node)
+    node._cluster = weakref.ref(cluster)
+    for transport in (cluster, node):
+        transport._child, transport.inside = 0, former
+    for index in order:
+        (cluster, node)[index].forget_inside()
+    assert node.inside is cluster.inside
+    assert cluster.inside == set()
+    assert former == {1}, "its lock may be taken: it is not touched"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -54,6 +55,7 @@ class ThreadCleanup(ServerTransport[Connection]):
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         self.inside: set[int] = set()  # idents of the threads that drive an operation
+        self._child = 0  # the forked child in which `inside` was made
         self._cleaning_up = threading.RLock()
         self.has_cleaner = False
         self._unheard: set[Connection] = set()
@@ -188,6 +190,15 @@ class ThreadCleanup(ServerTransport[Connection]):
                 self._cleaning_up.release()
             except RuntimeError:
                 pass
+
+    def forget_inside(self) -> None:
+        """In a forked child, once: no thread is inside. The set is another one: the former one's lock may be taken.
+
+        CPython without the GIL leaves the lock of an object taken in the child where threads contended for it.
+        """
+        process = os.getpid()
+        if self._child != process:
+            self._child, self.inside = process, set()
 
     def _forget_cleanup(self) -> None:
         """In a forked child: leave to the parent what is to be cleaned up."""

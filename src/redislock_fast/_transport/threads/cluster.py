@@ -62,6 +62,15 @@ class _Node(NodeRules[Connection], ThreadServerTransport):
             self.inside = cluster.inside
             self._cluster = weakref.ref(cluster)
 
+    def forget_inside(self) -> None:
+        """In a forked child: share the set of the cluster again, whichever of the two forgets first."""
+        cluster: Any = None if self._cluster is None else self._cluster()
+        if cluster is None:
+            super().forget_inside()
+        else:
+            cluster.forget_inside()
+            self.inside = cluster.inside
+
     def begin_part(self, node_request: _NodeRequest) -> None:
         """Send the first request of a node request, where there is a connection. The caller is not inside."""
         connection = self.connection

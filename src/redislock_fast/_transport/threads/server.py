@@ -334,7 +334,7 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering, pa
         self._connecting = threading.RLock()
         self._forget_cleanup()
         self._forget_keys()
-        self.inside.clear()
+        self.forget_inside()
         self._dedicated.clear()  # each of them has a `forget` of its own
         self.kept_by_wings = {}
         if connection is not None:
