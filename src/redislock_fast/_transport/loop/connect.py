@@ -77,6 +77,14 @@ def _tell_all(callers: set[Callable[[object], None]], _: object) -> None:
         tell(BROKEN)
 
 
+def _is_of_ended_transport(error: Exception) -> bool:
+    """Whether asyncio's own `writelines` has failed: some releases of CPython 3.12 to 3.14 use None there."""
+    place: Any = error.__traceback__
+    while place.tb_next is not None:
+        place = place.tb_next
+    return bool(place.tb_frame.f_code.co_name == "writelines")
+
+
 async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: bool) -> AsyncConnection:
     """Connect to a pool's server within the pool's own limits; else as `threads.connect.open_connection`.
 
@@ -99,7 +107,12 @@ async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: 
         leave_unnamed(connection)
     try:
         with redis_errors():
-            await connection.connect()
+            try:
+                await connection.connect()
+            except (AttributeError, TypeError) as error:
+                if not _is_of_ended_transport(error):
+                    raise
+                raise ConnectionError("the connection ended while it was made") from None
     except BaseException:  # redis-py cleans up after errors by itself, but not after a cancel
         await connection.disconnect(nowait=True)
         raise
