@@ -170,8 +170,8 @@ FAULTS = (
     Fault(
         "key lingers that nothing watches",
         "_procedures/lingering.py",
-        "if cached.waiters or cached.must_go or (keeps and not cached.is_watched):",
-        "if cached.waiters or cached.must_go:",
+        "if cached.waiters or must_go or (keeps and not cached.cache.is_watched):",
+        "if cached.waiters or must_go:",
         f"{_KEYS}test_release_has_a_key_watched_that_nothing_watches",
     ),
     Fault(

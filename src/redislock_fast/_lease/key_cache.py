@@ -98,11 +98,6 @@ class CachedKey:
         self._ban_s = 0.0
         self.is_current = True
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether the cache is watched."""
-        return self.cache.is_watched
-
     # ---- the local lock ----
 
     def try_lock(self, holder: object = None) -> bool:

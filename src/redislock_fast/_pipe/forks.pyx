@@ -7,6 +7,8 @@ child in the midst of `fork`, where other threads of the parent may have had any
 Thread safety: `forks` changes only there, in a process with one thread. Any thread reads and sets `known`.
 """
 
+cimport cython
+
 from redislock_fast._util.fork import forget_parent
 
 cdef extern from "<pthread.h>":
@@ -28,6 +30,7 @@ cdef void count() noexcept nogil:
     forks += 1
 
 
+@cython.binding(False)  # without the GIL, threads would contend for the reference count of a bound one
 def generation():
     """See `_util.fork.generation`."""
     cdef long seen = load(&known)

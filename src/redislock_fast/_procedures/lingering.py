@@ -154,7 +154,8 @@ def release_here(lock: LockBase, owner: Owner, cached: CachedKey) -> None:
                     cached.free()
                     return
                 cached.locked_by.pop(0, None)
-                if cached.waiters or cached.must_go or (keeps and not cached.is_watched):
+                must_go = cached.wanted_at is not None or not cached.is_current
+                if cached.waiters or must_go or (keeps and not cached.cache.is_watched):
                     cached.tidy(expiry)
             except BaseException:  # an interrupt may come before any line
                 cached.tidy(expiry)
@@ -391,7 +392,7 @@ def note_granted(
     now = clock()
     cached.lease = lease = new_lease(lock, token, expires_at, heard_by, now)
     hold_cached(lock, turn, cached, lease, owner, min(now, lease.take_until))
-    if not cached.is_watched:  # it may be taken from its holder
+    if not cached.cache.is_watched:  # it may be taken from its holder
         cached.cache.watch()
 
 
