@@ -20,8 +20,6 @@ from typing import Any, NoReturn, Protocol
 import pytest
 import redis
 import redis.asyncio
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from redislock_fast._pipe.base import Pipe
 from redislock_fast._procedures.lock import LockBase
@@ -36,7 +34,6 @@ from tests.support.async_helpers import (
     AsyncLockClass,
     FakeAsyncio,
 )
-from tests.support.certificates import certificate
 from tests.support.clusters import Cluster, Place
 from tests.support.forks import in_fork  # noqa: F401  # as above
 from tests.support.helpers import (
@@ -65,6 +62,12 @@ ALL_SERVERS = os.environ.get("REDISLOCK_FAST_ALL_SERVERS") == "1"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+with contextlib.suppress(ModuleNotFoundError):  # CPython 3.13 without the GIL has none
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    from tests.support.certificates import certificate
 
 with contextlib.suppress(ModuleNotFoundError):  # wheels are tested without it
     import hypothesis
@@ -411,6 +414,7 @@ class TlsServer:
 @pytest.fixture(scope="session")
 def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     """A server with TLS and a throwaway CA: Debian's redis-server is built with it."""
+    pytest.importorskip("cryptography")
     folder: Path = tmp_path_factory.mktemp("tls")
     ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca_path, certificate_path, key_path = (folder / name for name in ("ca", "certificate", "key"))
