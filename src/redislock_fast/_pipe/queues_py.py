@@ -28,6 +28,10 @@ _WOULD_BLOCK = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSL
 """Raised by a socket that has nothing to read, or no room."""
 
 
+_RECORD_BYTES = 16384
+"""The most that a record of TLS carries."""
+
+
 class State(Enum):
     """The state of a slot; see `threads.pxd`."""
 
@@ -209,14 +213,20 @@ def receive(sock: socket.socket, inbox: bytearray) -> int | None:
 
 
 class Outbox:
-    """Lead: the bytes that a pipe is to send."""
+    """Lead: the bytes that a pipe is to send.
 
-    def __init__(self) -> None:
+    Args:
+        over_tls: whether the socket is one with TLS. There, a record that finds no room may have left in part, and must
+            be given again as it was.
+    """
+
+    def __init__(self, over_tls: bool) -> None:
+        self._most = _RECORD_BYTES if over_tls else None
         self.queued = bytearray()  # any thread reads its size as a hint; requests that are not leaving
-        self.leaving = b""  # the bytes that are being sent
+        self.leaving = memoryview(b"")  # the bytes that are being sent
         self.accepted = 0  # bytes ever queued
         self.offered = 0  # bytes ever moved into leaving
-        self.sent = 0  # bytes ever sent
+        self.sent = 0  # bytes ever sent; over TLS, those that may have left
 
     def put(self, slot: Slot) -> None:
         """Queue the request of a slot."""
@@ -229,14 +239,16 @@ class Outbox:
     def send(self, sock: socket.socket) -> None:
         """Send what is queued, as far as there is room."""
         if not self.leaving and self.queued:
-            self.leaving = bytes(self.queued)
+            self.leaving = memoryview(bytes(self.queued))
             self.queued.clear()
             self.offered = self.accepted
-        if self.leaving:
-            with contextlib.suppress(*_WOULD_BLOCK):
-                gone = sock.send(self.leaving)
-                self.leaving = self.leaving[gone:]
-                self.sent += gone
+        with contextlib.suppress(*_WOULD_BLOCK):
+            while self.leaving:
+                some = self.leaving[: self._most]
+                if self._most is not None:
+                    self.sent = self.offered - len(self.leaving) + len(some)
+                self.leaving = self.leaving[sock.send(some) :]
+                self.sent = self.offered - len(self.leaving)
 
 
 class _Pipe(Protocol):

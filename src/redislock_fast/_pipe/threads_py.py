@@ -85,7 +85,7 @@ class Pipe:
         self._parser = new_reader()  # lead
         self._inbox = bytearray(_INBOX_BYTES)  # lead
         self._slots: deque[Slot] = deque()  # lead; requests without a reply, oldest first
-        self._outbox = Outbox()  # lead
+        self._outbox = Outbox(over_tls=hasattr(sock, "do_handshake"))  # lead
         self._answerable = 0  # lead; bytes that had left when it last received
         self._heard_s = time.monotonic()  # lead; any thread reads it as a hint
         self._sleeps = False  # a hint; whether the lead sleeps until the bell rings
@@ -400,7 +400,7 @@ class Pipe:
         slot.harmless = self._sleeps = True
         try:
             if not self._arrived:
-                self._bell.wait(self._sock, self._outbox.leaving != b"", left_s)
+                self._bell.wait(self._sock, len(self._outbox.leaving) > 0, left_s)
         except ValueError as error:  # its owner has closed it
             slot.harmless = False
             self._check_forked()
