@@ -46,7 +46,7 @@ from tests.support.helpers import (
     capabilities_of,
 )
 from tests.support.holding import Holders, Losses
-from tests.support.pipes import MAKERS, Peer
+from tests.support.pipes import MAKERS, PAIRS, Peer
 from tests.support.proxy import Proxy
 from tests.support.running import runs  # noqa: F401  # as above
 from tests.support.selection import (  # noqa: F401  # pytest finds hooks by name
@@ -451,14 +451,20 @@ def make_pipe(request: pytest.FixtureRequest) -> Callable[[socket.socket], Pipe]
     return maker
 
 
+@pytest.fixture(params=PAIRS)
+def make_pair(request: pytest.FixtureRequest) -> Callable[[], tuple[Pipe, Peer]]:
+    """Makes a pipe and the server's end of its socket: each pipe over a plain socket, and over one with TLS."""
+    maker: Callable[[], tuple[Pipe, Peer]] = request.param
+    return maker
+
+
 @pytest.fixture
-def pair(make_pipe: Callable[[socket.socket], Pipe]) -> Iterator[tuple[Pipe, Peer]]:
+def pair(make_pair: Callable[[], tuple[Pipe, Peer]]) -> Iterator[tuple[Pipe, Peer]]:
     """A pipe, and the server's end of its socket."""
-    near, far = socket.socketpair()
-    pipe = make_pipe(near)
-    yield pipe, Peer(far)
+    pipe, peer = make_pair()
+    yield pipe, peer
     pipe.close()
-    far.close()
+    peer.sock.close()
 
 
 @pytest.fixture

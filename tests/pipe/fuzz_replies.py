@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from redislock_fast._pipe.loop_py import new_pipe
 from tests.pipe.test_hostile import CASES, REPLIES, cut, told_by_a_loop, told_by_hiredis, told_by_threads
-from tests.support.pipes import MESSAGES, compiled_pipe
+from tests.support.pipes import MESSAGES, compiled_pipe, new_pair
 
 _CUTS = bytes([3, 7, 32, 80])
 
@@ -25,7 +26,7 @@ def play(data: bytes) -> None:
     stream = data[len(_CUTS) :]
     pieces = cut(stream, data[: len(_CUTS)])
     expected = told_by_hiredis(stream)
-    assert expected == told_by_threads(compiled_pipe, pieces)
+    assert expected == told_by_threads(partial(new_pair, compiled_pipe, over_tls=False), pieces)
     assert expected == told_by_a_loop(new_pipe, "asyncio", pieces)
 
 

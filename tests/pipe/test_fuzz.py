@@ -36,7 +36,7 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Pipe
 from tests.support.async_helpers import eventually, run_in_loop
 from tests.support.async_peer import PIPES, MakePipe, connected, within
 from tests.support.helpers import PATIENCE_S, wait_until
-from tests.support.pipes import FOREVER, MAKERS, Peer
+from tests.support.pipes import FOREVER, PAIRS, Peer
 
 LOST = "lost"
 
@@ -188,11 +188,8 @@ def judge(round_: MajorityRound, requests: list[list[bytes]], outcomes: list[obj
 class ThreadCallers:
     """Plays a story on a pipe of threads."""
 
-    def __init__(self, make_pipe: Callable[[socket.socket], Pipe]) -> None:
-        near, far = socket.socketpair()
-        self._far = far
-        self._peer = Peer(far)
-        self._pipe = make_pipe(near)
+    def __init__(self, make_pair: Callable[[], tuple[Pipe, Peer]]) -> None:
+        self._pipe, self._peer = make_pair()
         self._threads = ThreadPoolExecutor(8)
 
     def play(self, story: list[MajorityRound]) -> None:
@@ -219,7 +216,7 @@ class ThreadCallers:
                 is_over = is_over or round_.fault != b""
                 assert is_over == self._pipe.broken
         finally:
-            self._far.close()
+            self._peer.sock.close()
             self._pipe.close()
             self._threads.shutdown()
 
@@ -295,13 +292,13 @@ async def play_in_loop(make_pipe: MakePipe, story: list[MajorityRound]) -> None:
 PATIENT = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
-@pytest.mark.parametrize("make_pipe", MAKERS)
+@pytest.mark.parametrize("make_pair", PAIRS)
 @PATIENT
 @given(story=rounds())
 def test_threads_get_their_own_reply_or_none(
-    make_pipe: Callable[[socket.socket], Pipe], story: list[MajorityRound]
+    make_pair: Callable[[], tuple[Pipe, Peer]], story: list[MajorityRound]
 ) -> None:
-    ThreadCallers(make_pipe).play(story)
+    ThreadCallers(make_pair).play(story)
 
 
 @pytest.mark.parametrize("make_pipe", PIPES)

@@ -24,11 +24,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redislock_fast._pipe.base import NOT_ENOUGH, ConnectionBroken, NoReply, Pipe, Reply, is_answer, new_reader
-from tests.support.any_pipe import THREADS
+from tests.support.any_pipe import OVER_TLS, THREADS
 from tests.support.async_helpers import eventually, run_in_loop
 from tests.support.async_peer import PIPES, MakePipe, connected
 from tests.support.helpers import run_script
-from tests.support.pipes import FOREVER, MAKERS, MESSAGES
+from tests.support.pipes import FOREVER, MESSAGES, PAIRS, Peer
 
 REQUESTS = 6
 
@@ -120,11 +120,10 @@ def told_by_hiredis(data: bytes) -> Told:
         told.append(repr(item))
 
 
-def told_by_threads(make_pipe: Callable[[socket.socket], Pipe], pieces: Iterable[bytes]) -> Told:
+def told_by_threads(make_pair: Callable[[], tuple[Pipe, Peer]], pieces: Iterable[bytes]) -> Told:
     """The events that a pipe of threads reports; this thread alone drives it."""
     told: list[str] = []
-    near, far = socket.socketpair()
-    pipe = make_pipe(near)
+    pipe, peer = make_pair()
     pipe.on_push = lambda push: told.append(repr(push))
     box = pipe.mailbox()
 
@@ -137,7 +136,7 @@ def told_by_threads(make_pipe: Callable[[socket.socket], Pipe], pieces: Iterable
             return False
         raise AssertionError("nothing tells the mailbox")
 
-    with far:
+    with peer.sock as far:
         for _ in range(REQUESTS):
             pipe.post((b"X",), lambda reply: told.append(repr(reply)))
         for piece in pieces:
@@ -181,11 +180,11 @@ def told_by_a_loop(make_pipe: MakePipe, loop_kind: str, pieces: Iterable[bytes])
 THOROUGH = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
-@pytest.mark.parametrize("make_pipe", MAKERS)
+@pytest.mark.parametrize("make_pair", PAIRS)
 @THOROUGH
 @given(pieces=streams())
-def test_threads_are_told_what_hiredis_reads(make_pipe: Callable[[socket.socket], Pipe], pieces: list[bytes]) -> None:
-    assert told_by_hiredis(_all_of(pieces)) == told_by_threads(make_pipe, pieces)
+def test_threads_are_told_what_hiredis_reads(make_pair: Callable[[], tuple[Pipe, Peer]], pieces: list[bytes]) -> None:
+    assert told_by_hiredis(_all_of(pieces)) == told_by_threads(make_pair, pieces)
 
 
 @pytest.mark.parametrize("make_pipe", PIPES)
@@ -222,14 +221,14 @@ def _each_byte(data: bytes) -> list[list[bytes]]:
     return [cut(data, range(1, len(data))), *(cut(data, [place]) for place in range(len(data)))]
 
 
-@pytest.mark.parametrize("make_pipe", MAKERS)
+@pytest.mark.parametrize("make_pair", PAIRS)
 @pytest.mark.parametrize("data", [*REPLIES, *MESSAGES, *CASES], ids=_id)
 def test_threads_are_told_the_same_wherever_the_stream_is_cut(
-    make_pipe: Callable[[socket.socket], Pipe], data: bytes
+    make_pair: Callable[[], tuple[Pipe, Peer]], data: bytes
 ) -> None:
     stream = b":1\r\n" + data + b"_\r\n"
     for pieces in _each_byte(stream):
-        assert told_by_hiredis(stream) == told_by_threads(make_pipe, pieces)
+        assert told_by_hiredis(stream) == told_by_threads(make_pair, pieces)
 
 
 @pytest.mark.parametrize("make_pipe", PIPES)
@@ -269,9 +268,10 @@ def play_huge(play: Play) -> None:
 def main() -> None:
     """Play it as the first argument says: on which kind of pipe, and which implementation."""
     _, kind, implementation = sys.argv
-    makers: dict[object, Any] = {each.id: each.values[0] for each in (MAKERS if kind == THREADS else PIPES)}
-    if kind == THREADS:
-        play_huge(partial(told_by_threads, makers[implementation]))
+    of_threads = kind in (THREADS, OVER_TLS)
+    makers: dict[object, Any] = {each.id: each.values[0] for each in (PAIRS if of_threads else PIPES)}
+    if of_threads:
+        play_huge(partial(told_by_threads, makers[implementation + kind.removeprefix(THREADS)]))
     else:
         play_huge(partial(told_by_a_loop, makers[implementation], kind))
 

@@ -443,10 +443,9 @@ def test_many_and_single_calls_of_many_threads_each_get_their_own(
 
 @EACH_SHAPE
 def test_a_connection_cut_under_load_hangs_nobody(
-    make_pipe: Callable[[socket.socket], Pipe], threads: ThreadPoolExecutor, echoing: Echoing
+    make_pair: Callable[[], tuple[Pipe, Peer]], threads: ThreadPoolExecutor, echoing: Echoing
 ) -> None:
-    near, far = socket.socketpair()
-    pipe, peer = make_pipe(near), Peer(far)
+    pipe, peer = make_pair()
     running = threading.Event()
 
     def work() -> str:
@@ -460,7 +459,7 @@ def test_a_connection_cut_under_load_hangs_nobody(
         for _ in range(500):
             peer.echo()
             running.set()
-        far.close()
+        peer.sock.close()
 
     workers = [threads.submit(work) for _ in range(8)]
     threads.submit(serve)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,9 +17,10 @@ import pytest
 import redis
 
 from redislock_fast._pipe.base import NOT_ASKED, ConnectionBroken, NoReply, Pipe, Reply
+from redislock_fast._pipe.resp_py import encode
 from redislock_fast.server import Server
 from tests.support.helpers import on_signal, signal_main
-from tests.support.pipes import FOREVER, Peer
+from tests.support.pipes import FOREVER, PUSH, Peer
 
 
 def test_asking_thread_is_inside_until_it_has_its_reply(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
@@ -56,6 +58,8 @@ def test_thread_that_gets_no_reply_is_not_inside(pair: tuple[Pipe, Peer]) -> Non
 
 def test_callers_that_come_together_travel_together(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
     pipe, peer = pair
+    if isinstance(peer.sock, ssl.SSLSocket):
+        pytest.skip("there, one receives a single record at a time")
     first = threads.submit(pipe.call, (b"ECHO", b"first"), FOREVER)
     request = peer.read()[0]
     others = _queue_behind(pipe, threads, [b"%d" % number for number in range(20)])
@@ -67,6 +71,25 @@ def test_callers_that_come_together_travel_together(pair: tuple[Pipe, Peer], thr
         peer.answer(b"+%b\r\n" % request[-1])
     assert first.result() == b"first"
     assert {name: name for name in others} == {name: future.result() for name, future in others.items()}
+
+
+def test_what_is_posted_while_the_reader_delivers_leaves_together(
+    pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor
+) -> None:
+    pipe, peer = pair
+    words = [b"%d" % number for number in range(20)]
+
+    def post_all(_: object) -> None:
+        for word in words:
+            pipe.post((b"ECHO", word))
+
+    pipe.on_push = post_all
+    reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
+    peer.read()
+    peer.answer(PUSH)
+    assert peer.sock.recv(65536) == b"".join(encode((b"ECHO", word)) for word in words)  # over TLS: in one record
+    peer.answer(b"+reader\r\n" + b"+OK\r\n" * 20)
+    assert reader.result(timeout=20) == b"reader"
 
 
 def _queue_behind(pipe: Pipe, threads: ThreadPoolExecutor, names: list[bytes]) -> dict[bytes, Future[Reply]]:

@@ -25,7 +25,7 @@ from redislock_fast.server import Server
 from tests.conftest import TlsServer
 from tests.pipe.test_threads import Interrupted, interrupt
 from tests.support.any_pipe import outcomes
-from tests.support.pipes import FOREVER, Owner, Peer, python_pipe
+from tests.support.pipes import FOREVER, Owner, Peer
 
 __all__ = ["interrupt"]
 
@@ -400,7 +400,7 @@ class Reopener(Owner):
 
 
 def test_nothing_is_sent_on_a_descriptor_that_was_closed(
-    make_pipe: Callable[[socket.socket], Pipe], threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    make_pair: Callable[[], tuple[Pipe, Peer]], threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owners: list[Reopener] = []
 
@@ -414,12 +414,11 @@ def test_nothing_is_sent_on_a_descriptor_that_was_closed(
 
     monkeypatch.setattr("tests.support.pipes.Owner", make_owner)
     for _ in range(30):
-        near, far = socket.socketpair()
-        pipe = make_pipe(near)
+        pipe, peer = make_pair()
         running = [threads.submit(pipe.mailbox().wait, FOREVER)]
         running += [threads.submit(call_for_ever, pipe) for _ in range(3)]
-        _echo_each(Peer(far), 20)
-        far.close()
+        _echo_each(peer, 20)
+        peer.sock.close()
         assert [ConnectionBroken] * 4 == [type(future.exception(timeout=20)) for future in running]
         reopened = owners[-1].reopened
         assert [] == select.select(reopened, [], [], 0)[0]
@@ -463,10 +462,12 @@ def test_two_hundred_listeners_are_each_told_once_beside_callers(
     pipe.close()
 
 
-def test_over_tls_callers_may_send_while_a_listener_reads(tls_server: TlsServer, threads: ThreadPoolExecutor) -> None:
+def test_over_tls_callers_may_send_while_a_listener_reads(
+    make_pipe: Callable[[socket.socket], Pipe], tls_server: TlsServer, threads: ThreadPoolExecutor
+) -> None:
     context = ssl.create_default_context(cafile=tls_server.ca_path)
     sock = socket.create_connection(("127.0.0.1", tls_server.port))
-    pipe = python_pipe(context.wrap_socket(sock, server_hostname="localhost"))
+    pipe = make_pipe(context.wrap_socket(sock, server_hostname="localhost"))
     box = pipe.mailbox()
     pipe.on_push = lambda push: box.tell(push[-1])
     pipe.call((b"HELLO", 3), FOREVER)

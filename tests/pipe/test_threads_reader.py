@@ -23,9 +23,8 @@ from redislock_fast._pipe.impl import compiled
 from redislock_fast.server import Server
 from tests.support.forks import FORKS
 from tests.support.helpers import start
-from tests.support.pipes import FOREVER, Owner, Peer
+from tests.support.pipes import FOREVER, PUSH, Owner, Peer
 
-PUSH = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
 BUSY_S = 3.0
 SPIN_US = 5000
 SLICE_S = 0.05  # after which a reader looks in any case whether there is something to send
@@ -74,12 +73,11 @@ def tired(pair: tuple[Pipe, Peer]) -> Iterator[threading.Event]:
 
 
 def test_a_request_leaves_though_the_reader_waits_for_a_far_servers_reply(
-    make_pipe: Callable[[socket.socket], Pipe], threads: ThreadPoolExecutor
+    make_pair: Callable[[], tuple[Pipe, Peer]], threads: ThreadPoolExecutor
 ) -> None:
     fastest_s = SLICE_S
     for _ in range(20):
-        ours, theirs = socket.socketpair()
-        pipe, peer = make_pipe(ours), Peer(theirs)  # no reply has come yet: the server may be far away
+        pipe, peer = make_pair()  # no reply has come yet: the server may be far away
         reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
         assert [[b"ECHO", b"reader"]] == peer.read()
         began = time.monotonic()
@@ -92,7 +90,7 @@ def test_a_request_leaves_though_the_reader_waits_for_a_far_servers_reply(
         assert b"reader" == reader.result(timeout=20)
         assert [b"0", b"1", b"2"] == [other.result(timeout=20) for other in others]
         pipe.close()
-        theirs.close()
+        peer.sock.close()
     assert fastest_s < SLICE_S / 2
 
 

@@ -1,6 +1,7 @@
 """The program of test_interrupt_storm: prints how many interrupts there were.
 
-Arguments: the server's port, for how many seconds, the seed of the main thread's choices.
+Arguments: the server's port, for how many seconds, the seed of the main thread's choices, and for a connection with TLS
+the file of its authority.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def main() -> None:
     port, seconds, seed = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     warnings.simplefilter("ignore", ResourceWarning)  # of locks that an interrupt has left to be dropped
     faulthandler.dump_traceback_later(PATIENCE_S + seconds, exit=True)
-    client = redis.Redis(port=port, socket_timeout=None)
+    tls: dict[str, Any] = {"ssl": True, "ssl_ca_certs": sys.argv[4]} if len(sys.argv) > 4 else {}
+    client = redis.Redis(host="127.0.0.1", port=port, socket_timeout=None, **tls)
     is_over = threading.Event()
     others = [threading.Thread(target=_use_beside, args=(client, is_over, number), daemon=True) for number in range(4)]
     for other in others:

@@ -19,10 +19,11 @@ from redislock_fast._pipe.impl import compiled
 from redislock_fast._pipe.loop_py import LoopPipe, new_pipe
 from tests.support.async_helpers import LOOP_KINDS
 from tests.support.helpers import PATIENCE_S
-from tests.support.pipes import FOREVER, Peer, compiled_pipe, python_pipe
+from tests.support.pipes import FOREVER, Peer, compiled_pipe, python_pipe, socket_pair
 from tests.support.waiting import Callers, Tasks, Threads
 
 THREADS = "threads"
+OVER_TLS = "threads over TLS"
 
 
 class AnyPipe:
@@ -87,11 +88,11 @@ def _outcome(answer: Future[Any]) -> object:
     return error.sent if isinstance(error, ConnectionBroken) else type(error)
 
 
-@pytest.fixture(params=[THREADS, *LOOP_KINDS])
+@pytest.fixture(params=[THREADS, OVER_TLS, *LOOP_KINDS])
 def pipe_kind(request: pytest.FixtureRequest) -> str:
     """Pipes of threads and of each kind of loop in turn."""
     kind: str = request.param
-    if kind not in (THREADS, "asyncio"):
+    if kind not in (THREADS, OVER_TLS, "asyncio"):
         pytest.importorskip(kind)
     return kind
 
@@ -108,8 +109,8 @@ def implementation(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def any_pair(pipe_kind: str, implementation: str) -> Iterator[AnyPair]:
     """A pipe, and the server's end of its socket."""
-    near, far = socket.socketpair()
-    if pipe_kind == THREADS:
+    near, far = socket_pair(pipe_kind == OVER_TLS)
+    if pipe_kind in (THREADS, OVER_TLS):
         callers: Callers = Threads()
         pipe: Any = (python_pipe if implementation == "python" else compiled_pipe)(near)
     else:

@@ -5,14 +5,24 @@ The fixtures that pair them are in `conftest.py`.
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
 
 import hiredis
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from redislock_fast._pipe import threads_py
 from redislock_fast._pipe.base import Pipe, Reply
 from redislock_fast._pipe.impl import compiled
+from tests.support.certificates import certificate
 
 MESSAGES: dict[bytes, list[Reply]] = {
     b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$0\r\n\r\n": [b"message", b"ch", b""],
@@ -26,6 +36,8 @@ MESSAGES: dict[bytes, list[Reply]] = {
     b">3\r\n$7\r\nmessage\r\n$2\r\nch\r\n$1500\r\n%b\r\n" % (b"y" * 1500): [b"message", b"ch", b"y" * 1500],
 }
 """Pushes as a server may write them, and as `on_push` gets them."""
+
+PUSH = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
 
 FOREVER = -1.0
 
@@ -42,7 +54,8 @@ class Owner:
 
 def compiled_pipe(sock: socket.socket) -> Pipe:
     assert compiled is not None
-    pipe: Pipe = compiled.Pipe(Owner(sock), sock.fileno(), 50)
+    tls = sock if isinstance(sock, ssl.SSLSocket) else None
+    pipe: Pipe = compiled.Pipe(Owner(sock), sock.fileno(), 50, tls)
     return pipe
 
 
@@ -50,9 +63,101 @@ def python_pipe(sock: socket.socket) -> Pipe:
     return threads_py.Pipe(Owner(sock), sock)
 
 
-MAKERS = [pytest.param(python_pipe, id="python")]
-if compiled is not None:
-    MAKERS.append(pytest.param(compiled_pipe, id="compiled"))
+_PIPES = {"python": python_pipe} if compiled is None else {"python": python_pipe, "compiled": compiled_pipe}
+MAKERS = [pytest.param(maker, id=name) for name, maker in _PIPES.items()]
+
+
+@cache
+def _key_and_certificate() -> tuple[bytes, bytes]:
+    """Of the server, in PEM; it has signed itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    kind = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    return key.private_bytes(*kind), certificate("localhost", key, "localhost", key)
+
+
+def tls_files(folder: Path) -> Path:
+    """A file with the server's key and certificate."""
+    path = folder / "server.pem"
+    path.write_bytes(b"".join(_key_and_certificate()))
+    return path
+
+
+@cache
+def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """What the pipe's end and the server's end of a connection with TLS need."""
+    near, far = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.TemporaryDirectory() as folder:
+        far.load_cert_chain(tls_files(Path(folder)))
+    near.load_verify_locations(cadata=_key_and_certificate()[1].decode())
+    return near, far
+
+
+def tls_pair() -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
+    """A pair of connected sockets with TLS: the client's end, and the server's."""
+    near, far = socket.socketpair()
+    of_client, of_server = tls_contexts()
+    server = of_server.wrap_socket(far, server_side=True, do_handshake_on_connect=False)
+    shaking = threading.Thread(target=server.do_handshake)
+    shaking.start()
+    client = of_client.wrap_socket(near, server_hostname="localhost")
+    shaking.join()
+    return client, server
+
+
+class TlsEnd:
+    """The server's end of a connection with TLS, whose records the test sends itself, in pieces or together.
+
+    Args:
+        sock: a plain one.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.sock.settimeout(20)
+        self._came, self._leaves = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._session = tls_contexts()[1].wrap_bio(self._came, self._leaves, server_side=True)
+        self._parser = hiredis.Reader()
+
+    def shake_hands(self) -> None:
+        """Make the session."""
+        while True:
+            try:
+                self._session.do_handshake()
+            except ssl.SSLWantReadError:
+                self.send(self._leaves.read())
+                self._came.write(self.sock.recv(65536))
+            else:
+                self.send(self._leaves.read())
+                return
+
+    def record(self, data: bytes) -> bytes:
+        """The record that carries the data."""
+        self._session.write(data)
+        return self._leaves.read()
+
+    def send(self, records: bytes) -> None:
+        """Send what `record` has returned, or a part of it."""
+        self.sock.sendall(records)
+
+    def close_session(self) -> None:
+        """Say that nothing more will come; the connection stays."""
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._session.unwrap()
+        self.send(self._leaves.read())
+
+    def read(self, count: int = 1) -> list[list[bytes]]:
+        """The next requests."""
+        requests: list[list[bytes]] = []
+        while len(requests) < count:
+            request = self._parser.gets()
+            if request is not False:
+                requests.append(request)
+                continue
+            try:
+                self._parser.feed(self._session.read(65536))
+            except ssl.SSLWantReadError:
+                self._came.write(self.sock.recv(65536))
+        return requests
 
 
 class Peer:
@@ -92,3 +197,22 @@ class Peer:
         """Answer the next requests, each with its own last word."""
         for request in self.read(count):
             self.answer(b"+%b\r\n" % request[-1])
+
+
+def socket_pair(over_tls: bool) -> tuple[socket.socket, socket.socket]:
+    """A pair of connected sockets: for a pipe, and for its peer."""
+    return tls_pair() if over_tls else socket.socketpair()
+
+
+def new_pair(make_pipe: Callable[[socket.socket], Pipe], over_tls: bool) -> tuple[Pipe, Peer]:
+    """A pipe, and the server's end of its socket."""
+    near, far = socket_pair(over_tls)
+    return make_pipe(near), Peer(far)
+
+
+PAIRS = [
+    pytest.param(partial(new_pair, maker, over_tls), id=f"{name} over TLS" if over_tls else name)
+    for over_tls in (False, True)
+    for name, maker in _PIPES.items()
+]
+"""Make each pipe, over a plain socket and over one with TLS, with its peer."""

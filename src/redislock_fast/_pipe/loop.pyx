@@ -461,7 +461,7 @@ cdef class LoopPipe:
             return
         while self.awaited is not NULL and not self.scheduled and not self.broken:  # else the next spin receives
             with nogil:
-                got = spin(self.awaited, self.fd, self.landing, INBOX_BYTES, give_up)
+                got = spin(self.awaited, self.fd, self.landing, INBOX_BYTES, 0, give_up)
             if got <= 0:  # the transport receives the rest
                 return
             self.buffer_updated(got)

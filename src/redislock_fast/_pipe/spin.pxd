@@ -49,13 +49,18 @@ cdef inline bint may_spin(Spinner* spinner) noexcept nogil:
     return False
 
 
-cdef inline Py_ssize_t spin(Spinner* spinner, int fd, char* into, Py_ssize_t size, double give_up) noexcept nogil:
-    """Receive without blocking until CLOCK_MONOTONIC reaches `give_up`; -1 with errno when nothing came."""
+cdef inline Py_ssize_t spin(
+    Spinner* spinner, int fd, char* into, Py_ssize_t size, int flags, double give_up
+) noexcept nogil:
+    """Receive without blocking until CLOCK_MONOTONIC reaches `give_up`; -1 with errno when nothing came.
+
+    `flags` are more flags for recv.
+    """
     cdef bint late = False
     cdef double now
     cdef Py_ssize_t got
     while True:
-        got = c_recv(fd, into, size, MSG_DONTWAIT)
+        got = c_recv(fd, into, size, MSG_DONTWAIT | flags)
         now = monotonic()
         if got >= 0 or errno != EAGAIN or late or now >= give_up:
             break

@@ -22,6 +22,20 @@ So every queued byte has a thread that sends it: a sender, which ends in the sec
 else the reader, after its next reply, or before it blocks for one that may be far away, and within SIGNAL_CHECK_MS in
 any case. Only while no thread reads do bytes wait for the next reader.
 
+Over TLS, callers never send: OpenSSL wants one thread at a time in the TLS object (Pipe.decrypt and Pipe.encrypt), and
+that is the reader, always. So a sender never exists there. A caller that queues a request while `callers_send` is set
+clears it, and rings for the reader: it writes a byte to Pipe.ringing, for which the reader looks when it blocks. The
+reader takes the queue when it has heard that, or before it blocks.
+
+The TLS object is used with the GIL, and Python runs signal handlers inside of it. So in the code without the GIL, a
+handler may have run wherever the reader has received or sent over TLS, in the main thread alone:
+
+- What it raises is kept in Pipe.struck, until its thread has ended its call's part as a reader and raises it. If it
+  struck inside of the TLS object, nobody knows what that has read or sent, and it is never used again: the next use
+  fails as on a broken connection. If it struck before, the thread raises it first of all, still the reader.
+- It may have forked. So whoever has received or sent over TLS looks for that before it takes the mutex again.
+- As in any other wait, the reader keeps the right to read meanwhile, and all callers wait for the handler.
+
 Where a thousand callers are woken at once, they all wait for the GIL, and each of them wakes up every few milliseconds
 to ask for it (`sys.getswitchinterval`). So only a few are woken at a time, in the order of their requests:
 
@@ -72,6 +86,13 @@ cdef enum Outcome:       # returned by _drive and _turn, besides a number of rec
     OUTCOME_TIMEOUT = -1
     OUTCOME_SIGNAL = -2
     OUTCOME_COMPLETE = -3  # the slot is not WAITING any more, nor its owner the reader
+
+
+cdef enum TlsState:      # whether the TLS object may be used
+    SOUND = 0
+    STRUCK = 1           # not before its thread has raised what a signal handler raised
+    UNKNOWN = 2          # never again: a handler raised inside of it, so it is not known what was read or written
+    FAILED = 3           # never again: TLS, the server or the network ended it
 
 
 cdef struct Slot:

@@ -1,5 +1,6 @@
 """Types of the compiled pipe of threads; `base.py` has its contract, `threads.pyx` its description."""
 
+from ssl import SSLSocket
 from typing import Protocol, final
 
 from redislock_fast._pipe.base import Args, Bulk, OnPush, OnReply, Reply
@@ -10,7 +11,7 @@ class _Owner(Protocol):
 @final
 class Pipe:
     on_push: OnPush | None
-    def __init__(self, owner: _Owner, fd: int, spin_us: int = 0) -> None: ...
+    def __init__(self, owner: _Owner, fd: int, spin_us: int = 0, tls: SSLSocket | None = None) -> None: ...
     @property
     def broken(self) -> bool: ...
     @property

@@ -1,7 +1,7 @@
 # cython: language_level=3, freethreading_compatible=True
 """The compiled pipe of threads: requests sent from one buffer, replies matched to callers first in, first out.
 
-One `Pipe` drives one plain TCP or unix socket for many threads, without a thread of its own:
+One `Pipe` drives one TCP or unix socket, plain or with TLS, for many threads, without a thread of its own:
 
 1. A caller queues its request and a slot. If no thread reads, it becomes the reader; else it sleeps on its slot.
 2. The reader sends what is queued, reads what comes and completes the slots in order, for all callers. Requests that
@@ -15,6 +15,10 @@ The reader works without the GIL, from its waking to its handing on: the callers
 compete for it with the reader while the server waits. It takes the GIL only for what hiredis must parse, pushes
 included, and when a wait ends otherwise than by its reply. Errors and signals: `base.py`. Thread safety: `threads.pxd`.
 The readable twin: `threads_py.py`.
+
+Over TLS, all this is the same, except that Python's TLS object receives and sends the bytes (`_read_tls`,
+`_write_tls`). It needs the GIL, and the socket tells without it when there is something to read. OpenSSL never keeps
+bytes that the socket does not show: it reads record by record, and the inbox takes a whole one.
 """
 
 cimport cython
@@ -31,13 +35,17 @@ from cpython.pythread cimport (
     WAIT_LOCK,
 )
 from cpython.ref cimport Py_INCREF, Py_XDECREF
-from libc.errno cimport EAGAIN, EINTR, errno
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.errno cimport EAGAIN, EINTR, EIO, errno
 from libc.string cimport memcpy, strerror
 from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
 from posix.time cimport timeval
+from posix.unistd cimport close as c_close, read as c_read, write as c_write
 
+import os
 import threading
 from collections import deque
+from ssl import SSLWantReadError, SSLWantWriteError
 
 import hiredis
 
@@ -88,6 +96,7 @@ cdef extern from "pythread.h":
 cdef extern from "<sys/socket.h>" nogil:
     const int MSG_DONTWAIT
     const int MSG_NOSIGNAL
+    const int MSG_PEEK
     const int SHUT_RDWR
     const int SOL_SOCKET
     const int SO_RCVTIMEO
@@ -119,8 +128,19 @@ cdef extern from *:
     #else
     #define MOST_ENTERING 16
     #endif
+
+    #include <errno.h>
+
+    static inline Py_ssize_t as_system_call(Py_ssize_t got)
+    {
+        if (got >= 0)
+            return got;
+        errno = (int)-got;
+        return -1;
+    }
     """
     const Py_ssize_t MOST_ENTERING  # callers that a reader has woken and that wait for the GIL, see threads.pxd
+    Py_ssize_t as_system_call(Py_ssize_t got) noexcept nogil  # -1 and errno for -errno
 
 cdef enum:
     INBOX_BYTES = 65536
@@ -131,6 +151,7 @@ cdef enum:
     FEWEST_ENTERING = 2       # with fewer, a caller that gets the GIL wakes the next ones itself
     FAR_US = 150              # a server that has never replied within this is far away
     STALE_AFTER_MS = 1        # after so long idle, look for a closed connection before sending
+    RECORD_BYTES = 16384      # the most that a record of TLS carries; the inbox is larger
 
 cdef Py_ssize_t UNSENT_LIMIT = UNSENT_LIMIT_BYTES
 cdef double UNSENT_SILENCE = UNSENT_SILENCE_S
@@ -159,6 +180,7 @@ cdef class Pipe:
         owner: what owns the descriptor: its `disconnect()` closes it.
         fd: a connected stream socket.
         spin_us: spin for at most so many microseconds before a blocking read; 0 for never.
+        tls: the same socket as Python's `ssl.SSLSocket`; None for a plain one.
     """
 
     cdef cython.pymutex mutex
@@ -202,8 +224,21 @@ cdef class Pipe:
     # CLOCK_MONOTONIC of the last byte received, or of the first request after none was under way. A hint: any thread
     # reads it; the reader sets it, or the thread that queues that request.
     cdef double heard
+    # Of a connection with TLS. What reads and writes is Python's TLS object, which the reader alone uses.
+    cdef object decrypt            # fixed; its `read`; None for a plain socket
+    cdef object encrypt            # fixed; its `write`
+    cdef int flags                 # fixed; more flags for recv: over TLS, it looks whether anything has come
+    cdef Py_ssize_t most           # fixed; for how many bytes recv asks: over TLS, for one
+    cdef short read_event          # reader; the event that lets the TLS object read on
+    cdef short write_event         # reader; the event that lets it write on
+    cdef TlsState tls_state        # reader
+    cdef object struck             # the thread `struck_in`; what a signal handler raised in here, until it is raised
+    cdef unsigned long struck_in   # as struck; 0 for none
+    cdef int bell                  # fixed; a pipe's end that wakes the reader, see threads.pxd
+    cdef int ringing               # fixed; its other end
 
-    def __cinit__(self, object owner, int fd, int spin_us=0):
+    def __cinit__(self, object owner, int fd, int spin_us=0, object tls=None):
+        self.bell = self.ringing = -1
         self.owner = owner
         self.fd = fd
         self.spin_us = spin_us
@@ -213,16 +248,39 @@ cdef class Pipe:
         self.heard = monotonic()
         self.calling = self.listening = new_spinner()
         self.between = self.far = True
+        self.most = INBOX_BYTES
+        if tls is None:
+            self._set_up_plain()
+        else:
+            self._set_up_tls(tls)
+        self.process = forks
+        forget_in_child(self)
+
+    cdef int _set_up_plain(self) except -1:
         cdef timeval check
         check.tv_sec = 0
         check.tv_usec = 1000 * SIGNAL_CHECK_MS
         if (
-            fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) < 0
-            or c_setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &check, sizeof(check)) < 0
+            fcntl(self.fd, F_SETFL, fcntl(self.fd, F_GETFL) & ~O_NONBLOCK) < 0
+            or c_setsockopt(self.fd, SOL_SOCKET, SO_RCVTIMEO, &check, sizeof(check)) < 0
         ):
             raise OSError(errno, strerror(errno).decode())
-        self.process = forks
-        forget_in_child(self)
+        return 0
+
+    cdef int _set_up_tls(self, object tls) except -1:
+        tls.settimeout(0)
+        # The socket's own methods are functions of Python, in which signal handlers run, and which hide where an error
+        # comes from: see `_trouble`.
+        self.decrypt = tls._sslobj.read
+        self.encrypt = tls._sslobj.write
+        self.flags = MSG_PEEK
+        self.most = 1
+        self.read_event = POLLIN
+        self.write_event = POLLOUT
+        self.bell, self.ringing = os.pipe()
+        for end in (self.bell, self.ringing):
+            os.set_blocking(end, False)
+        return 0
 
     def forget(self):
         """In a forked child: refuse every call. The connection, and each call under way, is the parent's."""
@@ -238,6 +296,9 @@ cdef class Pipe:
             slot = next_slot
         PyMem_RawFree(self.queued.data)
         PyMem_RawFree(self.leaving.data)
+        if self.bell >= 0:
+            c_close(self.bell)
+            c_close(self.ringing)
 
     @property
     def broken(self):
@@ -315,6 +376,8 @@ cdef class Pipe:
             self._send_queue()
         elif place != FOLLOWING:
             self._hand_over()
+            if self.decrypt is not None:
+                self._raise_struck()
         return 0
 
     cdef Slot* _queue(
@@ -373,6 +436,7 @@ cdef class Pipe:
     cdef Place _append(self, const char* data, Py_ssize_t size, Slot* slot) noexcept nogil:
         """Queue an encoded request."""
         cdef Place place
+        cdef bint rings = False
         with self.mutex:
             if self.dead or reserve(&self.queued, size) < 0:
                 return REFUSED
@@ -383,8 +447,12 @@ cdef class Pipe:
                 if self.head == NULL:
                     self.heard = monotonic()
                 if self.callers_send and not self.sending:
-                    self.sending = True
-                    place = SENDING
+                    if self.decrypt is None:
+                        self.sending = True
+                        place = SENDING
+                    else:
+                        rings = True
+                        self.callers_send = False
             else:
                 self.reading = True
                 place = ALONE if self.head == NULL else READING
@@ -403,6 +471,8 @@ cdef class Pipe:
             else:
                 self.tail.next = slot
             self.tail = slot
+        if rings:
+            c_write(self.ringing, b"", 1)  # no room: it has rung often enough
         return place
 
     cdef Place _listen(self, Slot* slot) noexcept nogil:
@@ -444,6 +514,8 @@ cdef class Pipe:
         finally:
             if complete or not self._leave(&wait):
                 drop_slot(slot)
+            if self.decrypt is not None:
+                self._raise_struck()
 
     cdef int _attend(self, Wait* wait) except -1:
         """Wait until the slot is complete, and drive the socket whenever this caller is the reader."""
@@ -462,6 +534,7 @@ cdef class Pipe:
                     self._drive(wait)  # with the GIL, which the callers that it has woken would take first
                     return 0
             elif outcome == OUTCOME_SIGNAL:
+                self._raise_struck()
                 PyErr_CheckSignals()
                 self._check_forked()
             elif outcome == OUTCOME_TIMEOUT:
@@ -479,13 +552,26 @@ cdef class Pipe:
             raise Forked
         return 0
 
+    cdef int _raise_struck(self) except -1:
+        """Raise what a signal handler raised while this thread was in the TLS object; `Forked` in a child."""
+        cdef object error
+        self._check_forked()
+        if self.struck_in != 0 and self.struck_in == PyThread_get_thread_ident():
+            error = self.struck
+            self.struck = None
+            self.struck_in = 0
+            if self.tls_state == STRUCK:  # then this thread is still the reader
+                self.tls_state = SOUND
+            raise error
+        return 0
+
     cdef int _begin(self, Wait* wait) except -1:
         """Reader, with nothing under way but its own request, which is not sent yet: look for a closed connection."""
         cdef double now = monotonic()
         wait.count = wait.slot.wanted + 1
         if now - self.heard > 1e-3 * STALE_AFTER_MS:
             self._look_for_eof()
-            self._check_forked()
+            self._raise_struck()
         self.heard = now
         return 0
 
@@ -510,6 +596,8 @@ cdef class Pipe:
             if got <= 0:
                 return got
             self._send_early(not wait.sends)
+            if self._is_forked():
+                return OUTCOME_CLOSED
             self._deliver_plain(got)
             if wait.signals_at == 0:
                 wait.signals_at = self.heard + 1e-3 * SIGNAL_CHECK_MS
@@ -651,9 +739,6 @@ cdef class Pipe:
     cdef Py_ssize_t _turn(self, Wait* wait) noexcept nogil:
         """Reader: send what is leaving, then receive once. Returns the bytes received, or an Outcome."""
         cdef Py_ssize_t got
-        cdef pollfd watch
-        cdef int wait_ms
-        cdef int ready
         cdef double left_s = 1e9
         while True:
             if wait.sends:
@@ -662,27 +747,21 @@ cdef class Pipe:
                 wait.sends = self.left < self.leaving.used
             got = self._spin(wait)
             if got < 0:
+                if self.tls_state != SOUND:
+                    return OUTCOME_SIGNAL if self.tls_state == STRUCK else OUTCOME_CLOSED
                 if not wait.sends and not self._may_block(wait):
                     continue
                 if wait.timeout_s >= 0:
                     left_s = wait.deadline - monotonic()
-                if not wait.sends and left_s > 1e-3 * (SIGNAL_CHECK_MS - 1):
+                if self.decrypt is None and not wait.sends and left_s > 1e-3 * (SIGNAL_CHECK_MS - 1):
                     # One call where poll and recv would be two. The socket's own timeout ends it.
                     got = c_recv(self.fd, self.landing, INBOX_BYTES, 0)
                     if got < 0 and errno == EAGAIN:
                         return OUTCOME_SIGNAL
                 else:
-                    wait_ms = SIGNAL_CHECK_MS
-                    if left_s <= 0:
-                        wait_ms = 0
-                    elif left_s < 1e-3 * SIGNAL_CHECK_MS:
-                        wait_ms = <int>(left_s * 1000 + 0.999)  # rounded up, but 1.0000001 is 1
-                    watch.fd = self.fd
-                    watch.events = POLLIN | (POLLOUT if wait.sends else 0)
-                    watch.revents = 0
-                    ready = c_poll(&watch, 1, wait_ms)
-                    if ready <= 0:
-                        return OUTCOME_TIMEOUT if ready == 0 and left_s <= 0 else OUTCOME_SIGNAL
+                    got = self._poll(wait, left_s)
+                    if got < 0:
+                        return got
                     got = self._receive()
             if got >= 0:
                 return got
@@ -691,9 +770,37 @@ cdef class Pipe:
             if errno != EAGAIN:
                 return OUTCOME_CLOSED
 
+    cdef Py_ssize_t _poll(self, Wait* wait, double left_s) noexcept nogil:
+        """Reader: block until the socket may be ready. Returns 0 then, or the Outcome that keeps it from waiting on."""
+        cdef pollfd watched[2]
+        cdef char heard[64]
+        cdef int ready
+        cdef int wait_ms = SIGNAL_CHECK_MS
+        if left_s <= 0:
+            wait_ms = 0
+        elif left_s < 1e-3 * SIGNAL_CHECK_MS:
+            wait_ms = <int>(left_s * 1000 + 0.999)  # rounded up, but 1.0000001 is 1
+        watched[0].fd = self.fd
+        watched[0].events = POLLIN | POLLOUT if wait.sends else POLLIN
+        if self.decrypt is not None:
+            watched[0].events = self.read_event | (self.write_event if wait.sends else 0)
+        watched[1].fd = self.bell  # poll passes over one that is -1
+        watched[1].events = POLLIN
+        watched[0].revents = watched[1].revents = 0
+        ready = c_poll(watched, 2 if self.bell >= 0 else 1, wait_ms)
+        if ready > 0 and watched[1].revents != 0:
+            c_read(self.bell, heard, sizeof(heard))
+            ready -= 1
+        if ready <= 0:
+            return OUTCOME_TIMEOUT if ready == 0 and left_s <= 0 else OUTCOME_SIGNAL
+        return 0
+
     cdef Py_ssize_t _send(self) noexcept nogil:
         """Sender, else reader: send what is leaving, as far as there is room. Returns -1 with errno without any."""
-        cdef Py_ssize_t got = c_send(
+        cdef Py_ssize_t got
+        if self.decrypt is not None:
+            return as_system_call(self._write_tls())
+        got = c_send(
             self.fd,
             self.leaving.data + self.left,
             self.leaving.used - self.left,
@@ -705,7 +812,14 @@ cdef class Pipe:
         return got
 
     cdef inline Py_ssize_t _receive(self) noexcept nogil:
-        return c_recv(self.fd, self.landing, INBOX_BYTES, MSG_DONTWAIT)
+        """Reader: receive without blocking."""
+        return self._landed(c_recv(self.fd, self.landing, self.most, MSG_DONTWAIT | self.flags))
+
+    cdef inline Py_ssize_t _landed(self, Py_ssize_t got) noexcept nogil:
+        """Reader, after recv: the bytes in the inbox. Over TLS, it has only looked: what it saw is read now."""
+        if self.decrypt is None or (got < 0 and errno == EAGAIN and self.read_event == POLLIN):
+            return got
+        return as_system_call(self._read_tls())
 
     cdef Py_ssize_t _spin(self, Wait* wait) noexcept nogil:
         """Reader: spin, that is receive without blocking, for a while; -1 when nothing came, or spinning does not pay.
@@ -714,11 +828,81 @@ cdef class Pipe:
         once. With more, the spin would take too much CPU.
         """
         cdef double spin_us = self.spin_us
+        cdef double spin_until
         if spin_us == 0 or 0 <= wait.timeout_s < 1e-3 or not may_spin(wait.spinner):
             return -1
         if 1 < wait.count <= MOST_SPUN_FOR:
             spin_us += EACH_US * wait.count
-        return spin(wait.spinner, self.fd, self.landing, INBOX_BYTES, monotonic() + 1e-6 * spin_us)
+        spin_until = monotonic() + 1e-6 * spin_us
+        return self._landed(spin(wait.spinner, self.fd, self.landing, self.most, self.flags, spin_until))
+
+    cdef Py_ssize_t _read_tls(self) noexcept with gil:
+        """Reader: have the TLS object read a record. Returns the bytes, which are in the inbox, or -errno.
+
+        What a signal handler raises before that is lost to nobody. Where it does so inside of the TLS object, it is not
+        known what was read, so the pipe breaks.
+        """
+        cdef Py_ssize_t got = self._may_use_tls()
+        if got == 0:
+            try:
+                PyErr_CheckSignals()
+            except BaseException as error:
+                self._strike(error, STRUCK)
+            got = self._may_use_tls()
+        if got == 0:
+            self.read_event = POLLIN
+            try:
+                got = self.decrypt(INBOX_BYTES, self.inbox)
+            except BaseException as error:
+                got = self._trouble(error, &self.read_event)
+        return -EIO if self._is_forked() else got
+
+    cdef Py_ssize_t _write_tls(self) noexcept with gil:
+        """Reader: have the TLS object write what is leaving. Returns 0 when all has left, or -errno."""
+        cdef Py_ssize_t size
+        cdef Py_ssize_t got = self._may_use_tls()
+        while got == 0 and self.left < self.leaving.used:
+            # From now on, the record may have left. Without room, it may have left in part, and is given again.
+            size = min(self.leaving.used - self.left, RECORD_BYTES)
+            self.sent = self.offered - (self.leaving.used - self.left) + size
+            self.write_event = POLLOUT
+            try:
+                self.encrypt(PyBytes_FromStringAndSize(self.leaving.data + self.left, size))
+                self.left += size
+                got = self._may_use_tls()
+            except BaseException as error:
+                got = self._trouble(error, &self.write_event)
+        return -EIO if self._is_forked() else got
+
+    cdef inline Py_ssize_t _may_use_tls(self) noexcept:
+        """Reader: 0 if it may use the TLS object, or -errno."""
+        if self.tls_state == SOUND and not self._is_forked():
+            return 0
+        return -EINTR if self.tls_state == STRUCK else -EIO
+
+    cdef Py_ssize_t _trouble(self, object error, short* event) noexcept:
+        """Reader: deal with what a use of the TLS object raised. Returns -errno.
+
+        Sets `event` where it can go on after that event.
+
+        Python runs signal handlers in there. What one of them raises may be of any class, but passed through a function
+        of Python; the TLS object's own errors did not.
+        """
+        cdef object trace = error.__traceback__  # its first entry is of this module
+        if isinstance(error, OSError) and (trace is None or trace.tb_next is None):
+            if isinstance(error, (SSLWantReadError, SSLWantWriteError)):
+                event[0] = POLLIN if isinstance(error, SSLWantReadError) else POLLOUT
+                return -EAGAIN
+            self.tls_state = FAILED
+        else:
+            self._strike(error, UNKNOWN)
+        return -EIO
+
+    cdef void _strike(self, object error, TlsState state) noexcept:
+        """Reader: keep what a signal handler raised until this thread raises it; the TLS object is not used before."""
+        self.tls_state = state
+        self.struck = error
+        self.struck_in = PyThread_get_thread_ident()
 
     cdef int _look_for_eof(self) except -1:
         """Reader: look for a close before sending after a pause: a connection closed meanwhile executes nothing."""
@@ -1008,6 +1192,8 @@ cdef class Pipe:
                 return
             # Without room (or after an error, which the next reader will meet) the bytes wait for the next reader.
             stuck = self._send() < 0
+            if self._is_forked():
+                return
 
     cdef Slot* _caller(self) noexcept nogil:
         """Under the mutex: the oldest caller that waits."""
@@ -1063,7 +1249,7 @@ cdef class Pipe:
     cdef int _fail(self, bint by_peer) except -1:
         """Reader: break the pipe and fail every slot with what is known of it. Not in a forked child."""
         self._check_forked()
-        self.closed_by_peer = by_peer
+        self.closed_by_peer = by_peer and self.tls_state != UNKNOWN
         with nogil:
             self._stop_sending()
         self._fail_slots()
@@ -1165,6 +1351,8 @@ cdef class Mailbox:
             if not complete:
                 self.pipe._leave(&wait)
             self.pipe._stop_listening(&self.slot)
+            if self.pipe.decrypt is not None:
+                self.pipe._raise_struck()
         return 0
 
 

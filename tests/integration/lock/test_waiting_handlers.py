@@ -18,6 +18,7 @@ from redislock_fast import Lock
 from tests.conftest import Connect, TlsServer
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.interrupts import handled_at
+from tests.support.transports import drive_by
 from tests.support.waiting import FAR_S, LATE, until_queued
 
 _REGISTRIES = (
@@ -94,10 +95,11 @@ class _Holder:
 
 
 @pytest.fixture
-def server_options(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """How to connect: to Valkey, or by TLS where a test asks for it, which the pipe in Python drives."""
+def server_options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """How to connect: to Valkey, or where a test asks for it, by TLS and by the pipe in Python."""
     if getattr(request, "param", "") != "TLS":
         return {"port": request.getfixturevalue("valkey").port}
+    drive_by("python", monkeypatch)
     server: TlsServer = request.getfixturevalue("tls_server")
     return {"port": server.port, "ssl": True, "ssl_ca_certs": server.ca_path}
 

@@ -37,6 +37,11 @@ class GreetingBroken(ConnectionError):
 _PACKER = PythonRespSerializer(6000, Encoder("utf-8", "strict", False).encode)  # type: ignore[no-untyped-call]
 
 
+_PLAIN, _TLS = ("socket", "socket"), ("ssl", "SSLSocket")
+_COMPILED_DRIVES = (_PLAIN, _TLS)
+"""Module and name of the classes of sockets that the compiled pipe drives."""
+
+
 class Connection:
     """A connected pipe with the capabilities of its server. It is never used again once it is broken.
 
@@ -140,15 +145,11 @@ def _pipe_over(connection: Any) -> Pipe:
     """A pipe that drives the socket of redis-py's connection."""
     sock = connection._sock  # noqa: SLF001  # redis-py has no public name for it before 8.0
     pipe: Pipe
-    if compiled is not None and _is_plain(sock) and not is_patched():
-        pipe = compiled.Pipe(connection, sock.fileno(), SPIN_US)
-    else:
+    kind = type(sock).__module__, type(sock).__name__  # gevent and eventlet replace these classes by their own
+    if compiled is None or kind not in _COMPILED_DRIVES or is_patched():
         pipe = threads_py.Pipe(connection, sock)
+    else:
+        pipe = compiled.Pipe(connection, sock.fileno(), SPIN_US, None if kind == _PLAIN else sock)
     # The garbage collector may come to the socket before its owner, and would warn of a socket that nobody has closed.
     weakref.finalize(pipe, connection.disconnect).atexit = False
     return pipe
-
-
-def _is_plain(sock: object) -> bool:
-    # gevent and eventlet replace the standard library's class by their own, and TLS has another one.
-    return (type(sock).__module__, type(sock).__name__) == ("socket", "socket")
