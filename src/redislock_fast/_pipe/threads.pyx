@@ -151,6 +151,7 @@ cdef enum:
     FEWEST_ENTERING = 2       # with fewer, a caller that gets the GIL wakes the next ones itself
     FAR_US = 150              # a server that has never replied within this is far away
     STALE_AFTER_MS = 1        # after so long idle, look for a closed connection before sending
+    GATHER_US = 200           # over TLS, let woken callers run for so long at most before sending
     RECORD_BYTES = 16384      # the most that a record of TLS carries; the inbox is larger
 
 cdef Py_ssize_t UNSENT_LIMIT = UNSENT_LIMIT_BYTES
@@ -595,9 +596,8 @@ cdef class Pipe:
             got = self._turn(wait)
             if got <= 0:
                 return got
-            self._send_early(not wait.sends)
-            if self._is_forked():
-                return OUTCOME_CLOSED
+            if self.decrypt is None:
+                self._send_early(not wait.sends)
             self._deliver_plain(got)
             if wait.signals_at == 0:
                 wait.signals_at = self.heard + 1e-3 * SIGNAL_CHECK_MS
@@ -713,8 +713,16 @@ cdef class Pipe:
         if sends:
             self._send()
 
-    cdef bint _load(self) noexcept nogil:
-        """Sender, else reader; under the mutex: move what is queued into leaving. Returns whether anything is there."""
+    cdef inline bint _load(self) noexcept nogil:
+        """Sender, else reader; under the mutex: move what is queued into leaving. Returns whether anything is there.
+
+        Over TLS, it is moved once the reader has the GIL: what others queue until then leaves in the same record.
+        """
+        if self.decrypt is None:
+            self._move()
+        return self.left < self.leaving.used or self.queued.used > 0
+
+    cdef inline void _move(self) noexcept nogil:
         cdef Buffer spare
         if self.queued.used and self.left == self.leaving.used:
             spare = self.leaving
@@ -723,7 +731,6 @@ cdef class Pipe:
             self.offered = self.accepted
             spare.used = 0
             self.queued = spare
-        return self.left < self.leaving.used
 
     cdef void _send_queue(self) noexcept nogil:
         """Sender: send until nothing is queued. Without room, or after an error, the reader sends the rest."""
@@ -742,6 +749,8 @@ cdef class Pipe:
         cdef double left_s = 1e9
         while True:
             if wait.sends:
+                if self.decrypt is not None:
+                    self._gather()
                 if self._send() < 0 and errno != EAGAIN and errno != EINTR:
                     return OUTCOME_CLOSED
                 wait.sends = self.left < self.leaving.used
@@ -762,13 +771,29 @@ cdef class Pipe:
                     got = self._poll(wait, left_s)
                     if got < 0:
                         return got
-                    got = self._receive()
+                    got = self._receive(not wait.sends)
             if got >= 0:
                 return got
             if errno == EINTR:
                 return OUTCOME_SIGNAL
             if errno != EAGAIN:
                 return OUTCOME_CLOSED
+
+    cdef void _gather(self) noexcept nogil:
+        """Reader, before it sends over TLS: let woken callers run, whose next requests leave in the same record then.
+
+        They need the GIL for that, as the TLS object does, and a record for each of them would cost more than a pause.
+        """
+        cdef double until = 0
+        cdef bint waits
+        while True:
+            with self.mutex:
+                waits = self.entering > 0
+            if not waits or 0 < until < monotonic():
+                return
+            if until == 0:
+                until = monotonic() + 1e-6 * GATHER_US
+            sched_yield()
 
     cdef Py_ssize_t _poll(self, Wait* wait, double left_s) noexcept nogil:
         """Reader: block until the socket may be ready. Returns 0 then, or the Outcome that keeps it from waiting on."""
@@ -811,15 +836,18 @@ cdef class Pipe:
             self.sent += got
         return got
 
-    cdef inline Py_ssize_t _receive(self) noexcept nogil:
-        """Reader: receive without blocking."""
-        return self._landed(c_recv(self.fd, self.landing, self.most, MSG_DONTWAIT | self.flags))
+    cdef inline Py_ssize_t _receive(self, bint sends) noexcept nogil:
+        """Reader: receive without blocking. `sends`: as for `_landed`."""
+        return self._landed(c_recv(self.fd, self.landing, self.most, MSG_DONTWAIT | self.flags), sends)
 
-    cdef inline Py_ssize_t _landed(self, Py_ssize_t got) noexcept nogil:
-        """Reader, after recv: the bytes in the inbox. Over TLS, it has only looked: what it saw is read now."""
+    cdef inline Py_ssize_t _landed(self, Py_ssize_t got, bint sends) noexcept nogil:
+        """Reader, after recv: the bytes in the inbox. Over TLS, it has only looked: what it saw is read now.
+
+        `sends`: whether to send early over TLS then: to get the GIL again for that may take long.
+        """
         if self.decrypt is None or (got < 0 and errno == EAGAIN and self.read_event == POLLIN):
             return got
-        return as_system_call(self._read_tls())
+        return as_system_call(self._read_tls(sends))
 
     cdef Py_ssize_t _spin(self, Wait* wait) noexcept nogil:
         """Reader: spin, that is receive without blocking, for a while; -1 when nothing came, or spinning does not pay.
@@ -828,20 +856,21 @@ cdef class Pipe:
         once. With more, the spin would take too much CPU.
         """
         cdef double spin_us = self.spin_us
-        cdef double spin_until
+        cdef double until
         if spin_us == 0 or 0 <= wait.timeout_s < 1e-3 or not may_spin(wait.spinner):
             return -1
         if 1 < wait.count <= MOST_SPUN_FOR:
             spin_us += EACH_US * wait.count
-        spin_until = monotonic() + 1e-6 * spin_us
-        return self._landed(spin(wait.spinner, self.fd, self.landing, self.most, self.flags, spin_until))
+        until = monotonic() + 1e-6 * spin_us
+        return self._landed(spin(wait.spinner, self.fd, self.landing, self.most, self.flags, until), not wait.sends)
 
-    cdef Py_ssize_t _read_tls(self) noexcept with gil:
-        """Reader: have the TLS object read a record. Returns the bytes, which are in the inbox, or -errno.
+    cdef Py_ssize_t _read_tls(self, bint sends) noexcept with gil:
+        """Reader: have the TLS object read the records that have come, and send early. Returns the bytes, or -errno.
 
-        What a signal handler raises before that is lost to nobody. Where it does so inside of the TLS object, it is not
-        known what was read, so the pipe breaks.
+        What a signal handler raises before that harms nobody. Where it does so inside of the TLS object, nobody knows
+        what was read, so the pipe breaks.
         """
+        cdef Py_ssize_t came = 0
         cdef Py_ssize_t got = self._may_use_tls()
         if got == 0:
             try:
@@ -849,18 +878,35 @@ cdef class Pipe:
             except BaseException as error:
                 self._strike(error, STRUCK)
             got = self._may_use_tls()
-        if got == 0:
+        while got == 0:
             self.read_event = POLLIN
             try:
-                got = self.decrypt(INBOX_BYTES, self.inbox)
+                got = self.decrypt(RECORD_BYTES, self.inbox if came == 0 else memoryview(self.inbox)[came:])
             except BaseException as error:
                 got = self._trouble(error, &self.read_event)
-        return -EIO if self._is_forked() else got
+            if got <= 0:
+                break
+            came += got
+            got = self._may_use_tls() if self._has_more(came) else -EAGAIN
+        if self._is_forked():
+            return -EIO
+        if came > 0:
+            self._send_early(sends)
+            return -EIO if self._is_forked() else came
+        return got
+
+    cdef bint _has_more(self, Py_ssize_t came) noexcept nogil:
+        """Reader over TLS: whether another record has come, and the inbox has room for it."""
+        cdef char seen
+        return came <= INBOX_BYTES - RECORD_BYTES and c_recv(self.fd, &seen, 1, MSG_DONTWAIT | MSG_PEEK) > 0
 
     cdef Py_ssize_t _write_tls(self) noexcept with gil:
         """Reader: have the TLS object write what is leaving. Returns 0 when all has left, or -errno."""
         cdef Py_ssize_t size
         cdef Py_ssize_t got = self._may_use_tls()
+        if got == 0:
+            with self.mutex:
+                self._move()
         while got == 0 and self.left < self.leaving.used:
             # From now on, the record may have left. Without room, it may have left in part, and is given again.
             size = min(self.leaving.used - self.left, RECORD_BYTES)
@@ -906,7 +952,7 @@ cdef class Pipe:
 
     cdef int _look_for_eof(self) except -1:
         """Reader: look for a close before sending after a pause: a connection closed meanwhile executes nothing."""
-        cdef Py_ssize_t got = self._receive()
+        cdef Py_ssize_t got = self._receive(False)
         if got > 0:
             self._send_early(False)
             self._deliver_plain(got)
