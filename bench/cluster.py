@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -52,18 +52,28 @@ _COLUMNS = (
 
 
 @contextmanager
-def open_cluster(kind: str, primaries: int) -> Iterator[list[Any]]:
-    """Start a cluster without replicas, of servers of a kind of `redislock_fast.server`. Yields a client of each."""
+def open_cluster(
+    kind: str, primaries: int, of_tls: Callable[[], Mapping[str, str]] | None = None
+) -> Iterator[list[Any]]:
+    """Start a cluster without replicas, of servers of a kind of `redislock_fast.server`. Yields a client of each.
+
+    `of_tls` makes the settings of a node with TLS, "tls-port" among them. Then the nodes tell clients of that port.
+    """
     options = {"cluster-enabled": "yes", "cluster-config-file": "nodes.conf"}
     with ExitStack() as closing:
-        nodes = [closing.enter_context(Server(kind, options, free_port())) for _ in range(primaries)]
+        nodes: list[Server] = []
+        known_by: list[int] = []
+        for _ in range(primaries):
+            more = {**of_tls(), "tls-cluster": "yes"} if of_tls is not None else {}
+            nodes.append(closing.enter_context(Server(kind, {**options, **more}, free_port())))
+            known_by.append(int(more.get("tls-port", nodes[-1].port)))
         admins: list[Any] = [closing.enter_context(redis.Redis(port=node.port)) for node in nodes]
         for number, admin in enumerate(admins):
             bounds = [_SLOTS * number // primaries, _SLOTS * (number + 1) // primaries]
             admin.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             admin.execute_command("CLUSTER", "ADDSLOTS", *range(*bounds))
-            for other in nodes[:number]:
-                admin.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port)
+            for other in known_by[:number]:
+                admin.execute_command("CLUSTER", "MEET", "127.0.0.1", other)
         give_up = time.monotonic() + _START_LIMIT_S
         while not all(_is_whole(admin, primaries) for admin in admins):
             if time.monotonic() > give_up:
