@@ -36,6 +36,45 @@ FAULTS = (
         "tests/pipe/test_threads.py::test_a_reader_whose_time_is_up_hands_reading_on[compiled]",
     ),
     Fault(
+        "compiled: what has left in part over TLS counts as unsent",
+        "_pipe/threads.pyx",
+        "            self.sent = self.offered - (self.leaving.used - self.left) + size\n",
+        "",
+        "tests/pipe/test_many.py"
+        "::test_what_was_half_sent_is_lost_as_sent_but_what_is_queued_behind_is_not[threads over TLS-compiled-listed]",
+    ),
+    Fault(
+        "compiled: caller that queues over TLS does not wake the reader",
+        "_pipe/threads.pyx",
+        '            c_write(self.ringing, b"", 1)',
+        "            pass",
+        "tests/pipe/test_threads_reader.py"
+        "::test_a_request_leaves_though_the_reader_waits_for_a_far_servers_reply[compiled over TLS]",
+    ),
+    Fault(
+        "compiled: TLS is used again though an interrupt left unknown what was read",
+        "_pipe/threads.pyx",
+        "            self._strike(error, UNKNOWN)\n",
+        "            self._strike(error, STRUCK)\n",
+        "tests/pipe/test_threads_tls.py"
+        "::test_an_interrupt_within_the_tls_object_is_raised_and_breaks_the_pipe_alone[KeyboardInterrupt-read]",
+    ),
+    Fault(
+        "compiled: error of a signal handler is taken for one of the network",
+        "_pipe/threads.pyx",
+        "        if isinstance(error, OSError) and (trace is None or trace.tb_next is None):\n",
+        "        if isinstance(error, OSError):\n",
+        "tests/pipe/test_threads_tls.py"
+        "::test_an_interrupt_within_the_tls_object_is_raised_and_breaks_the_pipe_alone[TimeoutError-read]",
+    ),
+    Fault(
+        "compiled: end of a TLS session is not noticed",
+        "_pipe/threads.pyx",
+        "            if got <= 0:\n                break\n            came += got\n",
+        "            if got <= 0:\n                got = -EAGAIN\n                break\n            came += got\n",
+        "tests/pipe/test_threads_tls.py::test_the_end_of_the_session_ends_the_pipe_before_anything_is_sent[compiled]",
+    ),
+    Fault(
         "compiled: woken callers leave the others of a crowd asleep",
         "_pipe/threads.pyx",
         "            ready = self._take_ready(FEWEST_ENTERING)\n",

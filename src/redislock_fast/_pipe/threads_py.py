@@ -1,11 +1,11 @@
-"""The pipe of threads in Python: the readable twin of `threads.pyx`, and the pipe for sockets that are not plain.
+"""The pipe of threads in Python: the readable twin of `threads.pyx`, and the pipe for what that cannot drive.
 
 It uses the socket object's methods alone, so it serves where there is no compiled core (no compiler, PyPy, Windows),
-TLS sockets, and sockets that gevent or eventlet have patched. The five rules at the top of `threads.pyx` hold here,
-too, with one difference: callers never send. The reader, here called the lead, is the only one to use the socket, and
-callers ring for it where it sleeps. One thing is weaker: Python may raise KeyboardInterrupt between any two steps.
-While a caller waits, that is harmless. Where the lead is at work, the state of the pipe is then unknown, so the
-interrupt breaks the connection, and every caller gets an error.
+and sockets that gevent or eventlet have patched. The five rules at the top of `threads.pyx` hold here, too, with one
+difference: callers never send. The reader, here called the lead, is the only one to use the socket, and callers ring
+for it where it sleeps. One thing is weaker: Python may raise KeyboardInterrupt between any two steps. While a caller
+waits, that is harmless. Where the lead is at work, the state of the pipe is then unknown, so the interrupt breaks the
+connection, and every caller gets an error.
 
 Thread safety: there is no mutex. A signal handler or finalizer may run between any two steps of a thread and wait for
 another thread's call. So a thread that is not the lead may stop anywhere, for any time, and keeps nobody waiting. What
