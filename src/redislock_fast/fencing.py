@@ -74,7 +74,7 @@ class _GuardBase:
 
     def __init__(self, client: Any, transport: ThreadServerTransport | loop_driver.AsyncTransport) -> None:
         self._client = client
-        self._key_of = transport.key_of
+        self._key_of = transport.encoding.key_of
 
     def _eval_args(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> list[Value]:
         if type(fence) is not int:

@@ -43,5 +43,5 @@ def holders(client: Client, name: str | bytes) -> LockReport:
         redis.exceptions.ResponseError: another error of the server.
     """
     transport = transport_of(client)
-    report: LockReport = drive(transport, reporting(transport.key_of(name)))
+    report: LockReport = drive(transport, reporting(transport.encoding.key_of(name)))
     return report

@@ -216,6 +216,6 @@ class Locker(LockerBase[Lock]):
         """
         refuse_unknown("Locker.acquire_many", unknown, Locker.acquire_many)
         transport = self._transport
-        plan = Plan(names, transport.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
+        plan = Plan(names, transport.encoding.keys_of, timeout, blocking_timeout, sleep, all_or_nothing)
         options = batch_options(auto_renew, max_hold, on_lost, plan.ttl_ms)
         return _acquire(transport, plan, options)

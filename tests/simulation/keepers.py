@@ -149,6 +149,11 @@ class Keeper(Process, LoopLingering):
         if connection is not None:
             connection.pipe = _Pipe(connection)
 
+    @property
+    def encoding(self) -> Any:
+        """What makes bytes of names and tokens."""
+        return self
+
     def key_of(self, name: bytes) -> bytes:
         """The key of a lock's name."""
         return name

@@ -252,6 +252,11 @@ class Transport:
         mailbox.listen(caller, timeout_s)
         return await caller.wait()
 
+    @property
+    def encoding(self) -> Any:
+        """What makes bytes of names and tokens."""
+        return self
+
     @staticmethod
     def encode(value: object) -> bytes:
         """A name or token as bytes."""

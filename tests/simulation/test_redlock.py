@@ -86,6 +86,10 @@ class _Lock(RedlockBase):
 
 
 class _Keys:
+    @property
+    def encoding(self) -> Any:
+        return self
+
     def key_of(self, name: str) -> bytes:
         return name.encode()
 

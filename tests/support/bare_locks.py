@@ -74,6 +74,11 @@ class Kept:
         """The cache that has this key."""
         return self.key_cache
 
+    @property
+    def encoding(self) -> Any:
+        """What makes the keys."""
+        return self
+
     def key_of(self, name: Any) -> bytes:
         """The key of a lock's name."""
         return name if isinstance(name, bytes) else str(name).encode()

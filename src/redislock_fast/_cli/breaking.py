@@ -46,7 +46,7 @@ def _break(arguments: argparse.Namespace) -> int:
     if not arguments.yes and not _confirmed(f"Break lock {shown!r} held by {holder_text(holder)}? [y/N] "):
         return Exit.FAILED
     transport = transport_of(client)
-    broken: Broken | None = drive(transport, breaking(transport.key_of(name), token_id))
+    broken: Broken | None = drive(transport, breaking(transport.encoding.key_of(name), token_id))
     if broken is None:
         raise CommandError(f"lock {shown!r} is not held with token id {token_id!r} any more", Exit.FAILED)
     if arguments.json:

@@ -215,7 +215,7 @@ def _refusal(client: Client, lock_name: str) -> str:
     """Who has the lock, and since when, as far as the server tells."""
     transport = transport_of(client)
     try:
-        report = drive(transport, reporting(transport.key_of(lock_name), _REPORT_LIMIT_S))
+        report = drive(transport, reporting(transport.encoding.key_of(lock_name), _REPORT_LIMIT_S))
     except Exception:
         return "is another's"  # the refusal is certain, and has its exit code
     if report.holder is None:

@@ -233,7 +233,7 @@ class LockBase:
         self._transport = transport = self._transport_of(redis)
         self._pool = getattr(redis, "connection_pool", None)
         self._name = name
-        self._key = transport.key_of(name)
+        self._key = transport.encoding.key_of(name)
         seconds: Any = timeout
         adaptive: Any = None
         if hasattr(timeout, "observe"):  # an AdaptiveTTL: importing it takes a millisecond, and few need it
@@ -298,7 +298,7 @@ class LockBase:
     @redis.setter
     def redis(self, client: Any) -> None:
         transport = self._transport_of(client)
-        self._key = transport.key_of(self._name)
+        self._key = transport.encoding.key_of(self._name)
         if transport is not self._transport:  # else another caller was faster
             self._former, self._transport = (self._transport, self._pool), transport
         self._pool = getattr(client, "connection_pool", None)
@@ -318,7 +318,7 @@ class LockBase:
 
     @name.setter
     def name(self, name: Any) -> None:
-        self._key = self._transport.key_of(name)
+        self._key = self._transport.encoding.key_of(name)
         self._name = name
 
     @property
@@ -433,7 +433,7 @@ class LockBase:
 
     def _encoded(self, token: Any) -> bytes:
         """A caller's token as bytes. It may be the lock's value, as `local.token` shows it."""
-        return without_flag(self._transport.encode(token))
+        return without_flag(self._transport.encoding.encode(token))
 
     # An overridden hook may call the original, which finds the owner for which it acts in the context and notes its
     # results there: other callers may use the same lock object at the same time.
@@ -496,7 +496,7 @@ class LockBase:
     def local(self) -> Any:
         """As redis-py's: `local.token` is the caller's token, and may be set."""
         self._held()
-        return Local(self._owners, self._transport.encode)
+        return Local(self._owners, self._transport.encoding.encode)
 
     @local.setter
     def local(self, local: Any) -> None:

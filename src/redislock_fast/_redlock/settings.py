@@ -108,7 +108,7 @@ class RedlockSettings:
         self._former = self._pools
         self._pools = [client.connection_pool for client in self._servers]
         self._quorum = self._quorum_of(transports)
-        self._keys: list[bytes] = [transport.key_of(self._name) for transport in transports]
+        self._keys: list[bytes] = [transport.encoding.key_of(self._name) for transport in transports]
 
     def _follow_pools(self) -> None:
         """Lock where the clients' own commands go by now: their pools may have been replaced."""

@@ -1,4 +1,4 @@
-"""The part of a server transport that threads and event loops share: keys and tokens as bytes, the connection, errors.
+"""The part of a server transport that threads and event loops share: the connection, and what goes wrong on it.
 
 Nothing here waits, sends or receives.
 """
@@ -9,7 +9,7 @@ import contextlib
 import logging
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from redis.exceptions import (
@@ -23,15 +23,16 @@ from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, NotExecuted
 from redislock_fast._transport.cleanup import Cleanup
+from redislock_fast._transport.encoding import Encoding
 from redislock_fast._transport.lingering import Lingering
 from redislock_fast._transport.pool_events import notice_credentials
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
-from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
+from redislock_fast._util.redis_py import RetryPolicy, redis_error
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import TokenSource
 
-__all__ = ["MOST_LOSSES", "Encoding", "Registry", "ServerTransport"]
+__all__ = ["MOST_LOSSES", "Registry", "ServerTransport"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,47 +41,6 @@ MOST_LOSSES = 2
 
 _PLAIN_S = 600.0
 """For how long connections are made without the queue after such losses, in seconds."""
-
-
-class Encoding:
-    """Names and tokens as bytes, by the client's own encoder.
-
-    Args:
-        owner: an object with redis-py's `get_encoder`.
-
-    Attributes:
-        sends_wait: whether `WAIT` can follow a request on its connection.
-    """
-
-    sends_wait = True
-
-    def __init__(self, owner: Any) -> None:
-        self._encoder = self._encoder_of(owner)
-        self._utf8 = (self._encoder.encoding, self._encoder.encoding_errors) == ("utf-8", "strict")
-
-    @staticmethod
-    def _encoder_of(owner: Any) -> Any:
-        return owner.get_encoder()
-
-    def encode(self, value: object) -> bytes:
-        """A name or token as bytes."""
-        if type(value) is bytes:
-            return value
-        if type(value) is str and self._utf8:  # as the encoder does, but faster
-            return value.encode()
-        with redis_errors():
-            return bytes(self._encoder.encode(value))
-
-    def key_of(self, name: object) -> bytes:
-        """A lock's name as the key that the client's own commands use for it."""
-        return self.encode(name)
-
-    def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
-        """Many names as keys, and whether different names certainly have different keys."""
-        if self._utf8:
-            with contextlib.suppress(TypeError):  # one of them is no str
-                return list(map(str.encode, names)), True
-        return [self.key_of(name) for name in names], False
 
 
 class _Pipe(Protocol):
@@ -110,7 +70,7 @@ class _Connection(Protocol):
 ConnectionType = TypeVar("ConnectionType", bound=_Connection)
 
 
-class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
+class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
     """The transport of one server: the part of it that does not wait.
 
     Args:
@@ -118,6 +78,7 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
             clients.
 
     Attributes:
+        encoding: makes bytes of names and tokens.
         connection: the connection; None where there is none yet.
         tokens: makes tokens with the identifier of the connection, or of the next one.
         kept_by_wings: what wings keep for the server, by its class; used by atomic methods of dict alone.
@@ -129,14 +90,17 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
     connects = True
     """Whether the requests leave on a connection of its own."""
 
+    sends_wait = True
+    """Whether `WAIT` can follow a request on its connection."""
+
     renewer: Any = None
     """The renewer of the leases here; None before it is needed. Any thread may set it, always to the same one."""
 
     def __init__(self, owner: Any) -> None:
-        Encoding.__init__(self, owner)
         Cleanup.__init__(self)
         Lingering.__init__(self)
         self._owner = weakref.ref(owner)
+        self.encoding = self.encoding_of(owner)
         settings = self._settings_of(owner)
         self._retry = RetryPolicy(settings.get("retry"))
         timeout_s = settings.get("socket_timeout")
@@ -147,6 +111,11 @@ class ServerTransport(Encoding, Cleanup, Lingering, Generic[ConnectionType]):
         self._plain_until = 0.0  # in the clock's seconds
         self.kept_by_wings: dict[type, Any] = {}
         notice_credentials(owner, self)
+
+    @staticmethod
+    def encoding_of(owner: Any) -> Encoding:
+        """The encoding of the names and tokens of this owner's locks."""
+        return Encoding(owner.get_encoder())
 
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:

@@ -7,24 +7,22 @@ or stands for a server does so for these locks, too. The client alone decides on
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hiredis
-from redis.connection import Encoder  # type: ignore[attr-defined]
 from redis.exceptions import ResponseError
 
 from redislock_fast._pipe.base import Args, Bulk, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import Exchange, without_arguments
-from redislock_fast._transport.base import Encoding
+from redislock_fast._transport.encoding import Name
 from redislock_fast._transport.retries import Attempts
 from redislock_fast._util.redis_py import redis_errors
 
 __all__ = [
     "NO_WAITING",
     "ClientConnection",
-    "ClientEncoding",
     "ClientPolicy",
     "answered_here",
     "read_reply",
@@ -36,46 +34,16 @@ __all__ = [
 _NOSCRIPT = hiredis.ReplyError("NOSCRIPT the client's own script object sends the SHA-1")
 
 
-class Name(bytes):
-    """A lock's name as bytes. `name` is what the user gave: a client may change that before it is encoded."""
-
-    name: Any
-
-
-class ClientEncoding(Encoding):
-    """Names and tokens as bytes. The client may be a mock, whose encoder encodes nothing."""
-
-    sends_wait = False
-
-    @staticmethod
-    def _encoder_of(owner: Any) -> Any:
-        encoder = owner.get_encoder() if hasattr(owner, "get_encoder") else None
-        if isinstance(encoder, Coroutine):  # of an asynchronous mock
-            encoder.close()
-        return encoder if isinstance(encoder, Encoder) else Encoder("utf-8", "strict", False)  # type: ignore[no-untyped-call]
-
-    def key_of(self, name: object) -> Name:
-        """A lock's name as bytes, with the name itself."""
-        if isinstance(name, Name):
-            return name
-        key = Name(super().key_of(name))
-        key.name = name
-        return key
-
-    def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
-        """Many names as bytes. Only their keys tell whether they differ."""
-        return [self.key_of(name) for name in names], False
-
-
 NO_WAITING = "a lock cannot wait for replicas here: its client sends commands in its own way"
 """Why `WAIT` is refused: the client may send each request on another connection, and `WAIT` is about its own."""
 
 
-class ClientPolicy(ClientEncoding):
+class ClientPolicy:
     """The part of a server transport that differs where the client sends the requests."""
 
     is_observable = False
     connects = False
+    sends_wait = False
 
     @staticmethod
     def _settings_of(owner: Any) -> dict[str, Any]:  # noqa: ARG004  # the client applies its own

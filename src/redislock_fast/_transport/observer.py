@@ -134,12 +134,12 @@ def _execute_observed(transport: Any, operation: Operation, limit_s: float | Non
 
     stand_in = _Client(transport.pool_of(operation.key), operation.key, execute)
     send = _sender(stand_in, client)
-    capabilities = _capabilities_of(transport)
+    capabilities, encode = _capabilities_of(transport), transport.encoding.encode
     finished = False
     while not finished:
         request = operation.request(capabilities, clock())
         answer = send(*stand_in.observed_as(request))
-        finished = stand_in.has_executed or operation.feed(read_reply(request, answer, transport.encode), capabilities)
+        finished = stand_in.has_executed or operation.feed(read_reply(request, answer, encode), capabilities)
 
 
 async def _execute_observed_async(transport: Any, operation: Operation, limit_s: float | None, client: Any) -> None:
@@ -154,12 +154,12 @@ async def _execute_observed_async(transport: Any, operation: Operation, limit_s:
 
     stand_in = _AsyncClient(transport.pool_of(operation.key), operation.key, execute)
     send = _sender(stand_in, client)
-    capabilities = _capabilities_of(transport)
+    capabilities, encode = _capabilities_of(transport), transport.encoding.encode
     finished = False
     while not finished:
         request = operation.request(capabilities, clock())
         answer = await send(*stand_in.observed_as(request))
-        finished = stand_in.has_executed or operation.feed(read_reply(request, answer, transport.encode), capabilities)
+        finished = stand_in.has_executed or operation.feed(read_reply(request, answer, encode), capabilities)
 
 
 def _sender(stand_in: Any, client: Any) -> Callable[..., Any]:

@@ -42,5 +42,5 @@ async def holders(client: Client, name: str | bytes) -> LockReport:
         redis.exceptions.ResponseError: another error of the server.
     """
     transport = transport_of(client)
-    report: LockReport = await drive(transport, reporting(transport.key_of(name)))
+    report: LockReport = await drive(transport, reporting(transport.encoding.key_of(name)))
     return report

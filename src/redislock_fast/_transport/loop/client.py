@@ -30,6 +30,7 @@ from redislock_fast._transport.client import (
     shown_errors,
     start,
 )
+from redislock_fast._transport.encoding import ClientEncoding, Encoding
 from redislock_fast._transport.kinds import client_of
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.server import LoopServerTransport
@@ -98,6 +99,10 @@ class LoopClientTransport(ClientPolicy, LoopServerTransport):
         connection: Any = ClientConnection(_Pipe(self))
         self.connection = connection
 
+    @staticmethod
+    def encoding_of(owner: Any) -> ClientEncoding:
+        return ClientEncoding(owner, Encoding)
+
     async def send(self, request: Args) -> Reply:
         """Send a request by the client's methods, and wait for the reply."""
         try:
@@ -105,7 +110,7 @@ class LoopClientTransport(ClientPolicy, LoopServerTransport):
                 answer = await self._answer(request)
         except UnicodeDecodeError:  # the client decodes replies, and another owner's token is no text
             answer = b""
-        return read_reply(request, answer, self.encode)
+        return read_reply(request, answer, self.encoding.encode)
 
     async def _answer(self, request: Args) -> Any:
         """The client's answer. The cluster client of redis-py 7.1 may load a script on all nodes but the key's."""

@@ -17,8 +17,7 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._procedures.steps import Steps, name_lock
-from redislock_fast._transport.base import Encoding, Registry
-from redislock_fast._transport.client import ClientEncoding
+from redislock_fast._transport.base import Registry
 from redislock_fast._transport.kinds import Kind, changes_protocols, is_mock, kind_of, sends_by_itself
 from redislock_fast._transport.loop.client import LoopClientTransport, LoopPoolTransport
 from redislock_fast._transport.loop.cluster import LoopClusterTransport
@@ -35,16 +34,21 @@ if TYPE_CHECKING:
 __all__ = ["AsyncTransport", "drive", "transport_of"]
 
 
-class AsyncTransport(Encoding):
+class AsyncTransport:
     """All that this process sends from event loops to one server or cluster: a server transport for each loop.
 
     Args:
         owner: the connection pool whose server it is, or the client of the cluster. Only a weak reference is kept.
         kind: of its server transports.
+
+    Attributes:
+        encoding: makes bytes of names and tokens.
+        sends_wait: whether `WAIT` can follow a request on its connection.
     """
 
     def __init__(self, owner: Any, kind: type[LoopServerTransport]) -> None:
-        super().__init__(owner)
+        self.encoding = kind.encoding_of(owner)
+        self.sends_wait = kind.sends_wait
         self._owner = weakref.ref(owner)
         self._kind = kind
         self._servers: dict[asyncio.AbstractEventLoop, LoopServerTransport] = {}
@@ -104,10 +108,6 @@ class AsyncTransport(Encoding):
         self._servers = {}
 
 
-class AsyncClientTransport(ClientEncoding, AsyncTransport):
-    """An `AsyncTransport` for a client whose own methods send the requests."""
-
-
 _parents: list[object] = []
 
 
@@ -146,8 +146,7 @@ def transport_of(client: Any) -> AsyncTransport:
     if kind is not LoopClientTransport and sends_by_itself(client):
         kind = LoopClientTransport
     owner = client.connection_pool if kind is LoopServerTransport else client
-    make = AsyncClientTransport if kind is LoopClientTransport else AsyncTransport
-    return _transports.get(id(owner)) or _transports.add(owner, lambda owner: make(owner, kind))
+    return _transports.get(id(owner)) or _transports.add(owner, lambda owner: AsyncTransport(owner, kind))
 
 
 async def _sleep(seconds: float) -> None:

@@ -25,6 +25,7 @@ from redislock_fast._transport.client import (
     shown_errors,
     start,
 )
+from redislock_fast._transport.encoding import BlockingEncoding, ClientEncoding
 from redislock_fast._transport.threads.server import ThreadServerTransport
 
 __all__ = ["ThreadClientTransport"]
@@ -90,6 +91,10 @@ class ThreadClientTransport(ClientPolicy, ThreadServerTransport):
         super().forget()
         self.connection = self._new_connection()
 
+    @staticmethod
+    def encoding_of(owner: Any) -> ClientEncoding:
+        return ClientEncoding(owner, BlockingEncoding)
+
     def send(self, request: Args) -> Reply:
         """Send a request by the client's methods, and wait for the reply."""
         try:
@@ -97,7 +102,7 @@ class ThreadClientTransport(ClientPolicy, ThreadServerTransport):
                 answer = start(self._live_owner(), request)
         except UnicodeDecodeError:  # the client decodes replies, and another owner's token is no text
             answer = b""
-        return read_reply(request, answer, self.encode)
+        return read_reply(request, answer, self.encoding.encode)
 
     def call_heard(self, connection: Any, claim: Claim, request: Args, timeout_s: float) -> Reply:
         """`ThreadCleanup.call_heard`; no reply comes later."""

@@ -31,7 +31,8 @@ from redislock_fast._protocol.operation import Exchange, Operation, Redirected, 
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe
-from redislock_fast._transport.base import MOST_LOSSES, Encoding
+from redislock_fast._transport.base import MOST_LOSSES
+from redislock_fast._transport.encoding import BlockingEncoding, Encoding
 from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.retries import is_settled_by, reply_within_s
 from redislock_fast._transport.threads.cleanup import ThreadCleanup
@@ -41,18 +42,10 @@ from redislock_fast._util import fork, patching
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import FOREVER_S, clock
 
-__all__ = ["BlockingEncoding", "ThreadServerTransport"]
+__all__ = ["ThreadServerTransport"]
 
 
-class BlockingEncoding(Encoding):
-    """The encoder of a blocking client."""
-
-    def key_of(self, name: object) -> bytes:
-        """As UTF-8 whatever the client's encoding is: hiredis packs redis-py's own commands so."""
-        return name.encode() if isinstance(name, str) else self.encode(name)
-
-
-class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering, patching.Adaptable):
+class ThreadServerTransport(ThreadCleanup, ThreadLingering, patching.Adaptable):
     """All that this process sends to one server.
 
     Args:
@@ -66,6 +59,10 @@ class ThreadServerTransport(BlockingEncoding, ThreadCleanup, ThreadLingering, pa
         self._dedicated: list[ThreadServerTransport] = []
         fork.forget_in_child(self)
         patching.adapt_later(self)
+
+    @staticmethod
+    def encoding_of(owner: Any) -> Encoding:
+        return BlockingEncoding(owner.get_encoder())
 
     def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
         """The keys' indexes, grouped by server: here, one group."""
