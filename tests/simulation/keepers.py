@@ -23,6 +23,7 @@ from redislock_fast._procedures.lingering import cached_key, release_here, take_
 from redislock_fast._procedures.on_options import acquire_lock
 from redislock_fast._procedures.release import release_lock
 from redislock_fast._procedures.steps import Do, Steps
+from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.loop.lingering import LoopLingering
 from redislock_fast._util.tokens import MARKER
 from tests.simulation.process import Caller, Cancelled, Process, Task, Trouble
@@ -153,6 +154,10 @@ class Keeper(Process, LoopLingering):
     def encoding(self) -> Any:
         """What makes bytes of names and tokens."""
         return self
+
+    server_of: Any = ServerTransport.server_of
+    key_cache_of: Any = ServerTransport.key_cache_of
+    registry_of: Any = ServerTransport.registry_of
 
     def key_of(self, name: bytes) -> bytes:
         """The key of a lock's name."""

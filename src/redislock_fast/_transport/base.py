@@ -10,6 +10,7 @@ import logging
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
 from redis.exceptions import (
@@ -17,6 +18,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
+from redislock_fast._lease.key_cache import KeyCache
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, OnReply
 from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
@@ -93,6 +95,8 @@ class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
     sends_wait = True
     """Whether `WAIT` can follow a request on its connection."""
 
+    _kind_of_attempts: type[Attempts] = Attempts
+
     renewer: Any = None
     """The renewer of the leases here; None before it is needed. Any thread may set it, always to the same one."""
 
@@ -128,9 +132,16 @@ class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
             raise ConnectionError("the client is gone")
         return owner
 
-    def pool_of(self, key: bytes) -> Any:  # noqa: ARG002  # here, all keys have one server
-        """The connection pool of a lock's server."""
-        return self._live_owner()
+    def server_of(self, key: bytes) -> ServerTransport[ConnectionType]:  # noqa: ARG002  # here, all keys have one server
+        """The transport of the server that has this lock: here, this one.
+
+        In a cluster it is that of a node; where no node is known, that of the cluster, which has no connection.
+        """
+        return self
+
+    def pool(self) -> Any:
+        """The connection pool. That of a cluster is empty: its nodes have pools."""
+        return self._live_owner() if self.connects else SimpleNamespace(connection_kwargs={})
 
     def _is_owner_gone(self) -> bool:
         return self._owner() is None
@@ -168,20 +179,21 @@ class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
     def begin(self, call: FirstRequest) -> Any:
         """Send the first request of an acquire or a release, where there is a connection."""
 
-    def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:  # noqa: ARG002  # one server
+    def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:
         """A new token, with the identifier of the connection on which a request for this lock would leave.
 
         Args:
             key: the lock; None for several locks, which may have several servers.
             listens: as for `TokenSource.new_token`.
         """
-        return self.tokens.new_token(listens)
+        server = self if key is None else self.server_of(key)
+        return server.tokens.new_token(listens)
 
     # ---- whether other callers wait ----
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt to take this lock would probably fail; see `WaiterRegistry.is_contended`."""
-        connection = self.connection
+        connection = self.server_of(key).connection
         return (
             connection is not None
             and connection.registry is not None
@@ -190,7 +202,7 @@ class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
         """Note the release of a lock here: a waiter has it now, or no waiter was in the queue."""
-        connection = self.connection
+        connection = self.server_of(key).connection
         if connection is not None and connection.registry is not None:
             connection.registry.note_hand_over(key, handed_over)
 
@@ -198,6 +210,23 @@ class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
         """Whether requests for the waiter's lock still leave on the waiter's connection."""
         connection = self.connection
         return connection is not None and connection.registry is waiter.registry and not connection.pipe.broken
+
+    # ---- locks that linger ----
+
+    def key_cache_of(self, key: bytes) -> KeyCache:
+        """The cache that a key belongs to. That of a cluster, where no node is known, keeps no key."""
+        return self.server_of(key).key_cache
+
+    def registry_of(self, key: bytes) -> WaiterRegistry | None:
+        """The registry of the connection that hears when this key is wanted; None where there is none yet."""
+        server = self.server_of(key)
+        connection = server.connection
+        registry = None if connection is None else connection.registry
+        if connection is None or registry is None or connection.pipe.broken or registry.channel_of(key) is None:
+            return None
+        registry.on_wanted = server.key_cache.hear_wanted
+        registry.on_give_up = server.key_cache.hear_give_up
+        return registry
 
     # ---- the connection, and what goes wrong on it ----
 
@@ -272,7 +301,7 @@ class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
 
     def _attempts(self, limit_s: float | None) -> Attempts:
         """The attempts of an operation that begins now."""
-        return Attempts(self._retry, limit_s, self.timeout_s)
+        return self._kind_of_attempts(self._retry, limit_s, self.timeout_s)
 
     def _note_trouble(
         self,

@@ -17,14 +17,13 @@ from redislock_fast._pipe.base import Args, Bulk, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import Exchange, without_arguments
 from redislock_fast._transport.encoding import Name
-from redislock_fast._transport.retries import Attempts
 from redislock_fast._util.redis_py import redis_errors
 
 __all__ = [
     "NO_WAITING",
     "ClientConnection",
-    "ClientPolicy",
     "answered_here",
+    "note_trouble",
     "read_reply",
     "requests_of",
     "shown_errors",
@@ -38,32 +37,14 @@ NO_WAITING = "a lock cannot wait for replicas here: its client sends commands in
 """Why `WAIT` is refused: the client may send each request on another connection, and `WAIT` is about its own."""
 
 
-class ClientPolicy:
-    """The part of a server transport that differs where the client sends the requests."""
+def note_trouble(operation: Exchange, trouble: BaseException) -> bool:
+    """Note that a request failed. Returns False: nothing is sent again, since the client has made all attempts.
 
-    is_observable = False
-    connects = False
-    sends_wait = False
-
-    @staticmethod
-    def _settings_of(owner: Any) -> dict[str, Any]:  # noqa: ARG004  # the client applies its own
-        return {}
-
-    def _give_up(self, connection: Any) -> None:
-        """Keep the client, whatever happened to one of its connections."""
-
-    def _note_trouble(
-        self,
-        attempts: Attempts,  # noqa: ARG002  # the client has made all attempts
-        connection: Any,  # noqa: ARG002  # the client has several, and a cleanup cannot follow on the same one
-        operation: Exchange,
-        trouble: BaseException,
-        unanswered: list[Any],  # noqa: ARG002
-    ) -> bool:
-        """Note that a request failed. Returns False: nothing is sent again."""
-        if not isinstance(trouble, ResponseError):
-            operation.note_unanswered(True)
-        return False
+    No cleanup can follow on the same connection: the client has several.
+    """
+    if not isinstance(trouble, ResponseError):
+        operation.note_unanswered(True)
+    return False
 
 
 class ClientConnection:

@@ -13,7 +13,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redislock_fast._lease.key_cache import KeyCache
 from redislock_fast._lease.key_lease import KeyLease, LocalWaiter
@@ -22,9 +22,6 @@ from redislock_fast._protocol.commands import Release, release_request
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._util.times import clock
-
-if TYPE_CHECKING:
-    from redislock_fast._procedures.waiters import WaiterRegistry
 
 __all__ = ["Lingering"]
 
@@ -65,20 +62,6 @@ class Lingering:
         """Have the replies to posted releases read, and the keys cleaned up where none come."""
         if not self.key_cache.is_watched:
             self.key_cache.watch()
-
-    def key_cache_of(self, key: bytes) -> KeyCache:  # noqa: ARG002  # here, all keys have one server
-        """The cache that a key belongs to."""
-        return self.key_cache
-
-    def registry_of(self, key: bytes) -> WaiterRegistry | None:  # here, all keys have one server
-        """The registry of the connection that hears when this key is wanted; None where there is none yet."""
-        connection = self.connection
-        registry: WaiterRegistry | None = None if connection is None else connection.registry
-        if registry is None or connection.pipe.broken or registry.channel_of(key) is None:
-            return None
-        registry.on_wanted = self.key_cache.hear_wanted
-        registry.on_give_up = self.key_cache.hear_give_up
-        return registry
 
     def leave_if_silent(self, connection: Any) -> None:
         """Send nothing more on a connection that has been silent for too long; see `ServerTransport`."""

@@ -132,7 +132,7 @@ def _execute_observed(transport: Any, operation: Operation, limit_s: float | Non
         transport.execute(operation, limit_s)
         return operation.result
 
-    stand_in = _Client(transport.pool_of(operation.key), operation.key, execute)
+    stand_in = _Client(transport.server_of(operation.key).pool(), operation.key, execute)
     send = _sender(stand_in, client)
     capabilities, encode = _capabilities_of(transport), transport.encoding.encode
     finished = False
@@ -152,7 +152,7 @@ async def _execute_observed_async(transport: Any, operation: Operation, limit_s:
         await transport.execute(operation, limit_s)
         return operation.result
 
-    stand_in = _AsyncClient(transport.pool_of(operation.key), operation.key, execute)
+    stand_in = _AsyncClient(transport.server_of(operation.key).pool(), operation.key, execute)
     send = _sender(stand_in, client)
     capabilities, encode = _capabilities_of(transport), transport.encoding.encode
     finished = False

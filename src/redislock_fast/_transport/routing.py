@@ -17,10 +17,8 @@ Nothing here waits, sends or receives.
 from __future__ import annotations
 
 import weakref
-from abc import abstractmethod
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import hiredis
 from redis.cluster import PRIMARY
@@ -32,15 +30,11 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._lease.key_cache import KeyCache
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, Malformed, Reply
-from redislock_fast._procedures.call import FirstRequest
-from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.keys import slot_of
 from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted, Redirected
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._transport.base import ConnectionType, ServerTransport
 from redislock_fast._transport.retries import Attempts
 from redislock_fast._util.redis_py import RetryPolicy, redis_error
 from redislock_fast._util.times import clock
@@ -52,14 +46,18 @@ if TYPE_CHECKING:
 __all__ = [
     "ASKING",
     "TROUBLES",
-    "ClusterRules",
-    "NodeRules",
+    "NodeAttempts",
     "Route",
+    "at_one_node",
     "error_of",
     "indexes_by_node",
+    "live",
     "next_node",
+    "settings_of_cluster",
     "slot_node",
 ]
+
+_Cluster = TypeVar("_Cluster")
 
 ASKING: Args = (b"ASKING",)
 """Makes the next request valid for a slot that is being imported. It has no effect anywhere else."""
@@ -197,65 +195,17 @@ def error_of(trouble: Exception) -> Exception:
     return trouble.with_traceback(None)  # redis-py's frames and its errors keep each other alive
 
 
-class ClusterRules(ServerTransport[ConnectionType]):
-    """The methods in which the transport of a cluster differs from that of one server."""
+class NodeAttempts(Attempts):
+    """The attempts at one node of a cluster, between two decisions of a `Route`.
 
-    connects = False
+    A request is tried again at once where its failure shows that the connection was closed while idle, or is not
+    authenticated any more. The `Route` decides on all other retries.
+    """
 
-    @staticmethod
-    def _settings_of(owner: Any) -> dict[str, Any]:
-        return {"retry": getattr(owner, "retry", None)}  # redis-py 5 has none for clusters
-
-    def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
-        client = self._owner()
-        return range(len(keys)) if client is None else indexes_by_node(client, keys)[0]
-
-    @abstractmethod
-    def _node_of(self, key: bytes) -> ServerTransport[ConnectionType] | None:
-        """The transport of the node that has the key's slot, as far as is known."""
-
-    def begin(self, call: FirstRequest) -> Any:
-        """Send the first request of an acquire or a release to the node that has the lock's slot.
-
-        Returns what the `begin` of its transport returns; where no node is known, what says that nothing was sent.
-        """
-        node = self._node_of(call.key)
-        return super().begin(call) if node is None else node.begin(call)  # type: ignore[safe-super]  # of its world
-
-    def pool_of(self, key: bytes) -> Any:
-        """The connection pool of the node that has the key's slot; an empty one as long as there is no connection."""
-        node = self._node_of(key)
-        return SimpleNamespace(connection_kwargs={}) if node is None else node.pool_of(key)
-
-    def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:
-        """A new token, with the identifier of the connection to the node that has the key's slot."""
-        node = None if key is None else self._node_of(key)
-        return self.tokens.new_token(listens) if node is None else node.new_token(key, listens)
-
-    def key_cache_of(self, key: bytes) -> KeyCache:
-        """The cache of the node that has the key's slot; the cluster's own, which keeps no key, where none is known."""
-        node = self._node_of(key)
-        return self.key_cache if node is None else node.key_cache
-
-    def registry_of(self, key: bytes) -> WaiterRegistry | None:
-        """The registry of the node's connection that hears when this key is wanted; None where there is none yet."""
-        node = self._node_of(key)
-        return None if node is None else node.registry_of(key)
-
-    def is_contended(self, key: bytes, is_patient: bool) -> bool:
-        """Whether an attempt to take this lock would probably fail; see `WaiterRegistry.is_contended`."""
-        node = self._node_of(key)
-        return node is not None and node.is_contended(key, is_patient)
-
-    def note_hand_over(self, key: bytes, handed_over: bool) -> None:
-        """Note the release of a lock here: a waiter has it now, or no waiter was in the queue."""
-        node = self._node_of(key)
-        if node is not None:
-            node.note_hand_over(key, handed_over)
-
-
-class _NodeAttempts(Attempts):
-    """The attempts at one node of a cluster, between two decisions of a `Route`."""
+    def note_failure(self, trouble: Exception, error: Exception) -> None:
+        """Decide on another attempt; see `Attempts.note_failure`. A `Route` is told what the server has answered."""
+        is_for_route = isinstance(trouble, NotExecuted) and trouble.code != NOAUTH
+        super().note_failure(trouble, trouble if is_for_route else error)
 
     def pause_s(self, trouble: Exception) -> float | None:
         self.failures += 1
@@ -265,40 +215,19 @@ class _NodeAttempts(Attempts):
         return 0.0 if self.failures == 1 and is_of_connection else None
 
 
-class NodeRules(ServerTransport[ConnectionType]):
-    """The methods in which the transport of a node differs from that of one server: a `Route` decides on retries.
+def settings_of_cluster(client: Any) -> dict[str, Any]:
+    """The settings of a cluster client for the transport of the whole cluster; those of its nodes are for theirs."""
+    return {"retry": getattr(client, "retry", None)}  # redis-py 5 has none for clusters
 
-    But a request is tried again at once where its failure shows that the connection was closed while idle, or is not
-    authenticated any more.
-    """
 
-    _cluster: weakref.ref[ClusterRules[ConnectionType]] | None = None  # None: of a dedicated connection
+def live(cluster: weakref.ref[_Cluster] | None) -> _Cluster | None:
+    """The transport of a node's cluster; None where it is gone, or there is none: for a dedicated connection."""
+    return None if cluster is None else cluster()
 
-    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Delete locks that hold their tokens, at the nodes that have their slots by then."""
-        cluster = None if self._cluster is None else self._cluster()
-        if cluster is None:
-            super().clean_up(entries)
-        else:
-            cluster.clean_up(entries)
 
-    def is_current(self, waiter: Waiter) -> bool:
-        """Whether the node still has the slot of the waiter's lock, on the waiter's connection."""
-        cluster = None if self._cluster is None else self._cluster()
-        return cluster is not None and cluster._node_of(waiter.key) is self and super().is_current(waiter)  # noqa: SLF001
-
-    def _attempts(self, limit_s: float | None) -> Attempts:
-        return _NodeAttempts(self._retry, limit_s, self.timeout_s)
-
-    def _trouble(
-        self,
-        connection: ConnectionType | None,
-        operation: Exchange,
-        trouble: Exception,
-        unanswered: list[ConnectionType],
-    ) -> Exception:
-        error = super()._trouble(connection, operation, trouble, unanswered)
-        return trouble if isinstance(trouble, NotExecuted) and trouble.code != NOAUTH else error
+def at_one_node(client: Any, keys: list[bytes]) -> Sequence[int]:
+    """The indexes of those keys that are on the same node as the first key. Without a client, no node can be asked."""
+    return range(len(keys)) if client is None else indexes_by_node(client, keys)[0]
 
 
 def slot_node(client: Any, key: bytes) -> Any:

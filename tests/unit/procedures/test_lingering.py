@@ -16,7 +16,7 @@ from redislock_fast._procedures.on_options import acquire_lock
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire
-from redislock_fast._transport.lingering import Lingering
+from redislock_fast._transport.base import ServerTransport
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import TokenSource
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, lease_of
@@ -32,7 +32,8 @@ def _turn_at(cached: Any) -> Turn:
 class _Transport(Kept):
     """Has a connection whose registry has subscribed to nothing yet, and is that connection."""
 
-    registry_of = Lingering.registry_of
+    registry_of = ServerTransport.registry_of
+    server_of = ServerTransport.server_of
     broken = False
 
     def __init__(self) -> None:

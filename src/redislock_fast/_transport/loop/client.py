@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import hiredis
@@ -19,12 +19,12 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.base import Args, Bulk, OnReply, Reply
 from redislock_fast._protocol.claims import Claim, Heard
-from redislock_fast._protocol.operation import Operation
+from redislock_fast._protocol.operation import Exchange, Operation
 from redislock_fast._transport.client import (
     NO_WAITING,
     ClientConnection,
-    ClientPolicy,
     answered_here,
+    note_trouble,
     read_reply,
     requests_of,
     shown_errors,
@@ -34,8 +34,9 @@ from redislock_fast._transport.encoding import ClientEncoding, Encoding
 from redislock_fast._transport.kinds import client_of
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.server import LoopServerTransport
+from redislock_fast._transport.retries import Attempts
 
-__all__ = ["LoopClientTransport", "LoopPoolTransport"]
+__all__ = ["LoopClientTransport", "transport_of_pool"]
 
 
 class _Pipe:
@@ -86,18 +87,41 @@ class _Pipe:
         """In a forked child: do nothing, since the client's connections are its own affair."""
 
 
-class LoopClientTransport(ClientPolicy, LoopServerTransport):
+class LoopClientTransport(LoopServerTransport):
     """All locks of one client in one event loop, by the client's own methods.
 
     Args:
         owner: the client.
         end: as for `LoopServerTransport`.
+        client_of: gives the client whose methods are called; None where that is the owner.
     """
 
-    def __init__(self, owner: Any, end: LoopEnd | None = None) -> None:
+    is_observable = False
+    connects = False
+    sends_wait = False
+
+    def __init__(self, owner: Any, end: LoopEnd | None = None, client_of: Callable[[Any], Any] | None = None) -> None:
         super().__init__(owner, end)
+        self._client_of = client_of
         connection: Any = ClientConnection(_Pipe(self))
         self.connection = connection
+
+    @staticmethod
+    def _settings_of(owner: Any) -> dict[str, Any]:  # noqa: ARG004  # the client applies its own
+        return {}
+
+    def _give_up(self, connection: Any) -> None:
+        """Keep the client, whatever happened to one of its connections."""
+
+    def _note_trouble(
+        self,
+        attempts: Attempts,  # noqa: ARG002
+        connection: Any,  # noqa: ARG002
+        operation: Exchange,
+        trouble: BaseException,
+        unanswered: list[Any],  # noqa: ARG002
+    ) -> bool:
+        return note_trouble(operation, trouble)
 
     @staticmethod
     def encoding_of(owner: Any) -> ClientEncoding:
@@ -112,9 +136,13 @@ class LoopClientTransport(ClientPolicy, LoopServerTransport):
             answer = b""
         return read_reply(request, answer, self.encoding.encode)
 
+    def _client(self) -> Any:
+        owner = self._live_owner()
+        return owner if self._client_of is None else self._client_of(owner)
+
     async def _answer(self, request: Args) -> Any:
         """The client's answer. The cluster client of redis-py 7.1 may load a script on all nodes but the key's."""
-        client = self._live_owner()
+        client = self._client()
         try:
             return await start(client, request)
         except NoScriptError:
@@ -143,15 +171,12 @@ class LoopClientTransport(ClientPolicy, LoopServerTransport):
         raise RedisError(NO_WAITING)
 
 
-class LoopPoolTransport(LoopClientTransport):
-    """All locks of one connection pool in one event loop, by the methods of redis-py's own client.
+def transport_of_pool(pool: Any) -> LoopClientTransport:
+    """All locks of one connection pool in the running loop, by the methods of redis-py's own client.
 
-    Args:
-        owner: the pool. A client would keep it alive, so each request has a new one.
+    A client would keep the pool alive, so each request has a new one.
     """
-
-    def _live_owner(self) -> Any:
-        return client_of(super()._live_owner())
+    return LoopClientTransport(pool, client_of=client_of)
 
 
 def _nothing(_: object) -> None:

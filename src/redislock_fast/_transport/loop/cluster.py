@@ -19,7 +19,8 @@ from redis.exceptions import (
     RedisError,
 )
 
-from redislock_fast._pipe.base import Args, OnReply
+from redislock_fast._pipe.base import Args, OnReply, Reply
+from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Operation, Refused
@@ -32,12 +33,14 @@ from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.routing import (
     ASKING,
     TROUBLES,
-    ClusterRules,
-    NodeRules,
+    NodeAttempts,
     Route,
+    at_one_node,
     error_of,
     indexes_by_node,
+    live,
     next_node,
+    settings_of_cluster,
     slot_node,
 )
 from redislock_fast._util.redis_py import redis_error
@@ -79,7 +82,7 @@ class _Pool:
         return client.get_encoder()
 
 
-class _Node(NodeRules[AsyncConnection], LoopServerTransport):
+class _Node(LoopServerTransport):
     """All that the loop sends to one node.
 
     Args:
@@ -88,23 +91,55 @@ class _Node(NodeRules[AsyncConnection], LoopServerTransport):
         cluster: whose node it is; None for a dedicated connection to it.
     """
 
+    _kind_of_attempts = NodeAttempts
+
     def __init__(self, pool: _Pool, end: LoopEnd, cluster: LoopClusterTransport | None = None) -> None:
         super().__init__(pool, end)
         self._pool = pool  # lives as long as this object does
         self._cluster = None if cluster is None else weakref.ref(cluster)
 
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Delete locks that hold their tokens, at the nodes that have their slots by then."""
+        cluster = live(self._cluster)
+        if cluster is None:
+            super().clean_up(entries)
+        else:
+            cluster.clean_up(entries)
 
-class LoopClusterTransport(ClusterRules[AsyncConnection], LoopServerTransport):
+    def is_current(self, waiter: Waiter) -> bool:
+        """Whether the node still has the slot of the waiter's lock, on the waiter's connection."""
+        cluster = live(self._cluster)
+        return cluster is not None and cluster.server_of(waiter.key) is self and super().is_current(waiter)
+
+
+class LoopClusterTransport(LoopServerTransport):
     """All that one event loop sends to one cluster.
 
     Args:
         owner: redis-py's asyncio cluster client, which holds the topology.
     """
 
+    connects = False
+
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         self._nodes: dict[str, _Node] = {}  # by address
         notice_closing(owner, self, "aclose")
+
+    @staticmethod
+    def _settings_of(owner: Any) -> dict[str, Any]:
+        return settings_of_cluster(owner)
+
+    def begin(self, call: FirstRequest) -> Awaitable[Reply] | None:
+        """Send the first request of an acquire or a release to the node that has the lock's slot, if one is known."""
+        node = self._node_of(call.key)
+        return None if node is None else node.begin(call)
+
+    def server_of(self, key: bytes) -> LoopServerTransport:
+        return self._node_of(key) or self
+
+    def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
+        return at_one_node(self._owner(), keys)
 
     def note_closing(self) -> None:
         for node in list(self._nodes.values()):

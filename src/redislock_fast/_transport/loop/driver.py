@@ -19,7 +19,7 @@ from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._procedures.steps import Steps, name_lock
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.kinds import Kind, changes_protocols, is_mock, kind_of, sends_by_itself
-from redislock_fast._transport.loop.client import LoopClientTransport, LoopPoolTransport
+from redislock_fast._transport.loop.client import LoopClientTransport, transport_of_pool
 from redislock_fast._transport.loop.cluster import LoopClusterTransport
 from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._transport.observer import AsyncObserved
@@ -66,8 +66,8 @@ class AsyncTransport:
             owner = self._owner()
             if owner is None:
                 raise ConnectionError("the client is gone")
-            kind = self._kind if changes_protocols(loop) else _WITHOUT_TAKING_OVER[self._kind]
-            server = self._servers[loop] = kind(owner)
+            make = self._kind if changes_protocols(loop) else _WITHOUT_TAKING_OVER[self._kind]
+            server = self._servers[loop] = make(owner)
         return server
 
     def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:
@@ -117,8 +117,8 @@ _TRANSPORTS: dict[Kind, type[LoopServerTransport]] = {
     "cluster": LoopClusterTransport,
     "client": LoopClientTransport,
 }
-_WITHOUT_TAKING_OVER: dict[type[LoopServerTransport], type[LoopServerTransport]] = {
-    LoopServerTransport: LoopPoolTransport,
+_WITHOUT_TAKING_OVER: dict[type[LoopServerTransport], Callable[[Any], LoopServerTransport]] = {
+    LoopServerTransport: transport_of_pool,
     LoopClusterTransport: LoopClientTransport,
     LoopClientTransport: LoopClientTransport,
 }

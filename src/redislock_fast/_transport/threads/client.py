@@ -14,18 +14,19 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, OnReply, Reply
 from redislock_fast._protocol.claims import Claim, Heard
-from redislock_fast._protocol.operation import Operation
+from redislock_fast._protocol.operation import Exchange, Operation
 from redislock_fast._transport.client import (
     NO_WAITING,
     ClientConnection,
-    ClientPolicy,
     answered_here,
+    note_trouble,
     read_reply,
     requests_of,
     shown_errors,
     start,
 )
 from redislock_fast._transport.encoding import BlockingEncoding, ClientEncoding
+from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads.server import ThreadServerTransport
 
 __all__ = ["ThreadClientTransport"]
@@ -72,12 +73,16 @@ class _Pipe:
             on_reply(reply)
 
 
-class ThreadClientTransport(ClientPolicy, ThreadServerTransport):
+class ThreadClientTransport(ThreadServerTransport):
     """All locks of one client, by the client's own methods.
 
     Args:
         owner: the client.
     """
+
+    is_observable = False
+    connects = False
+    sends_wait = False
 
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
@@ -90,6 +95,23 @@ class ThreadClientTransport(ClientPolicy, ThreadServerTransport):
         """In a forked child: leave the cleanup to the parent."""
         super().forget()
         self.connection = self._new_connection()
+
+    @staticmethod
+    def _settings_of(owner: Any) -> dict[str, Any]:  # noqa: ARG004  # the client applies its own
+        return {}
+
+    def _give_up(self, connection: Any) -> None:
+        """Keep the client, whatever happened to one of its connections."""
+
+    def _note_trouble(
+        self,
+        attempts: Attempts,  # noqa: ARG002
+        connection: Any,  # noqa: ARG002
+        operation: Exchange,
+        trouble: BaseException,
+        unanswered: list[Any],  # noqa: ARG002
+    ) -> bool:
+        return note_trouble(operation, trouble)
 
     @staticmethod
     def encoding_of(owner: Any) -> ClientEncoding:

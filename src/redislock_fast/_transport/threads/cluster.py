@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisClusterException, RedisError
 
-from redislock_fast._pipe.base import Args, ConnectionBroken, Mailbox, NoReply, OnReply
+from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Mailbox, NoReply, OnReply
+from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._procedures.waiters import BROKEN, Waiter
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Exchange, Redirected, Refused
@@ -26,12 +27,14 @@ from redislock_fast._transport.base import Registry
 from redislock_fast._transport.routing import (
     ASKING,
     TROUBLES,
-    ClusterRules,
-    NodeRules,
+    NodeAttempts,
     Route,
+    at_one_node,
     error_of,
     indexes_by_node,
+    live,
     next_node,
+    settings_of_cluster,
     slot_node,
 )
 from redislock_fast._transport.threads.connect import Connection
@@ -48,7 +51,7 @@ _Result = TypeVar("_Result")
 _STALE_AFTER_S = 0.001
 
 
-class _Node(NodeRules[Connection], ThreadServerTransport):
+class _Node(ThreadServerTransport):
     """All that this process sends to one node.
 
     Args:
@@ -56,11 +59,27 @@ class _Node(NodeRules[Connection], ThreadServerTransport):
         cluster: whose node it is; None for a dedicated connection to it.
     """
 
+    _kind_of_attempts = NodeAttempts
+    _cluster: weakref.ref[ThreadClusterTransport] | None = None
+
     def __init__(self, owner: Any, cluster: ThreadClusterTransport | None = None) -> None:
         super().__init__(owner)
         if cluster is not None:
             self.inside = cluster.inside
             self._cluster = weakref.ref(cluster)
+
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Delete locks that hold their tokens, at the nodes that have their slots by then."""
+        cluster = live(self._cluster)
+        if cluster is None:
+            super().clean_up(entries)
+        else:
+            cluster.clean_up(entries)
+
+    def is_current(self, waiter: Waiter) -> bool:
+        """Whether the node still has the slot of the waiter's lock, on the waiter's connection."""
+        cluster = live(self._cluster)
+        return cluster is not None and cluster.server_of(waiter.key) is self and super().is_current(waiter)
 
     def forget_inside(self) -> None:
         """In a forked child: share the set of the cluster again, whichever of the two forgets first."""
@@ -146,7 +165,7 @@ class _NodeRequest:
             self.unanswered.append(self.begun[1])
 
 
-class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
+class ThreadClusterTransport(ThreadServerTransport):
     """All that this process sends to one cluster.
 
     Args:
@@ -154,6 +173,22 @@ class ThreadClusterTransport(ClusterRules[Connection], ThreadServerTransport):
     """
 
     _reading: Task | None = None
+    connects = False
+
+    @staticmethod
+    def _settings_of(owner: Any) -> dict[str, Any]:
+        return settings_of_cluster(owner)
+
+    def begin(self, call: FirstRequest) -> object:
+        """Send the first request of an acquire or a release to the node that has the lock's slot, if one is known."""
+        node = self._node_of(call.key)
+        return NOT_ASKED if node is None else node.begin(call)
+
+    def server_of(self, key: bytes) -> ThreadServerTransport:
+        return self._node_of(key) or self
+
+    def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
+        return at_one_node(self._owner(), keys)
 
     def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one node, until all are finished.
