@@ -94,7 +94,7 @@ FAULTS = (
     Fault(
         "old connection may execute a request after its cleanup",
         "_transport/cleanup.py",
-        "for ending in list(self._endings):",
+        "for ending in list(self.endings):",
         "for ending in []:",
         "tests/integration/transport/test_cleanup.py::test_acquire_that_arrives_late_takes_nothing[threads-valkey]",
     ),
@@ -115,21 +115,21 @@ FAULTS = (
     Fault(
         "key that is being cleaned up is passed over while others are removed",
         "_transport/cleanup.py",
-        "pending = self._pending_cleanup.copy()",
-        "pending = self._pending_cleanup",
+        "pending = self.pending.copy()",
+        "pending = self.pending",
         "tests/unit/transport/test_cleanup.py::test_entry_is_found_while_another_thread_removes_those_before_it",
     ),
     Fault(
         "cleanup that fails is forgotten",
         "_transport/threads/cleanup.py",
-        "            self._pending_cleanup += postponed\n",
+        "            self.pending += postponed\n",
         "",
         "tests/integration/transport/test_cleanup.py::test_undoing_survives_what_users_code_raises[threads-valkey]",
     ),
     Fault(
         "cleanup waits for a thread that cannot be started",
         "_transport/cleanup.py",
-        "            self.post_cleanup(entries)\n",
+        "            self.server.post_cleanup(entries)\n",
         "            pass\n",
         (
             "tests/integration/lock/test_no_threads.py::"
@@ -164,7 +164,7 @@ FAULTS = (
     Fault(
         "forked child cleans up for its parent",
         "_transport/threads/cleanup.py",
-        "        self._pending_cleanup.clear()\n",
+        "        self.pending.clear()\n",
         "",
         "tests/integration/transport/test_threads.py::test_forget_drops_the_parents_unfinished_business[announced]",
     ),

@@ -139,7 +139,7 @@ class Keeper(Process, LoopLingering):
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         Process.__init__(self, simulation.world, name)
-        self._loop: Any = _Loop(self)
+        self.loop: Any = _Loop(self)
         LoopLingering.__init__(self)
         self._simulation = simulation
         self.workers: list[Worker] = []

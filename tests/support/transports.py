@@ -25,12 +25,13 @@ from redislock_fast._protocol.scripts import ACQUIRE_FENCED, PASS_ON, WAIT
 from redislock_fast._renewal import threads as thread_renewer
 from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.loop import driver as loop_driver
-from redislock_fast._transport.loop.server import LoopServerTransport, Mailbox
+from redislock_fast._transport.loop.cleanup import LoopCleanup
+from redislock_fast._transport.loop.server import Mailbox
 from redislock_fast._transport.threads import cleanup as thread_cleanup
 from redislock_fast._transport.threads import cluster as thread_cluster
 from redislock_fast._transport.threads import connect as thread_connect
 from redislock_fast._transport.threads import driver as thread_driver
-from redislock_fast._transport.threads.server import ThreadServerTransport
+from redislock_fast._transport.threads.cleanup import ThreadCleanup
 
 CleanupEntries = list[tuple[bytes, bytes]]
 """Names of locks and their tokens."""
@@ -65,7 +66,7 @@ def clean_up(client: Any, entries: CleanupEntries) -> None:
 
 def is_idle(client: Any) -> bool:
     """Whether nothing is left to be cleaned up."""
-    return bool(_of_running_loop(client).idle)
+    return bool(_of_running_loop(client).cleanup.idle)
 
 
 def connection_of(client: Any) -> Any:
@@ -95,12 +96,12 @@ def can_connect(client: redis.Redis) -> bool:
 
 def cleanups_left(client: redis.Redis) -> int:
     """How many locks are still to be cleaned up."""
-    return len(thread_driver.transport_of(client)._pending_cleanup)
+    return len(thread_driver.transport_of(client).cleanup.pending)
 
 
 def clean_up_now(client: redis.Redis) -> bool:
     """Clean up in this thread what is left; False where nothing could be sent."""
-    return thread_driver.transport_of(client).clean_up_some()
+    return thread_driver.transport_of(client).cleanup.clean_up_some()
 
 
 def clean_up_at_exit(client: redis.Redis, entries: CleanupEntries) -> None:
@@ -140,8 +141,8 @@ def noted_cleanups(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def stop_cleanup(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clean up nothing in the background."""
-    for transport in (ThreadServerTransport, LoopServerTransport):
-        monkeypatch.setattr(transport, "_start_cleanup", lambda _: True)
+    for cleanup in (ThreadCleanup, LoopCleanup):
+        monkeypatch.setattr(cleanup, "start", lambda _: True)
 
 
 def at_end_of_cleanup(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -72,7 +72,7 @@ class _Connection(Protocol):
 ConnectionType = TypeVar("ConnectionType", bound=_Connection)
 
 
-class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
+class ServerTransport(Lingering, Generic[ConnectionType]):
     """The transport of one server: the part of it that does not wait.
 
     Args:
@@ -80,7 +80,9 @@ class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
             clients.
 
     Attributes:
+        owner: the weak reference.
         encoding: makes bytes of names and tokens.
+        cleanup: deletes what failed acquires may have left on the server.
         connection: the connection; None where there is none yet.
         tokens: makes tokens with the identifier of the connection, or of the next one.
         kept_by_wings: what wings keep for the server, by its class; used by atomic methods of dict alone.
@@ -97,13 +99,14 @@ class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
 
     _kind_of_attempts: type[Attempts] = Attempts
 
+    cleanup: Cleanup[Any]
+
     renewer: Any = None
     """The renewer of the leases here; None before it is needed. Any thread may set it, always to the same one."""
 
     def __init__(self, owner: Any) -> None:
-        Cleanup.__init__(self)
         Lingering.__init__(self)
-        self._owner = weakref.ref(owner)
+        self.owner = weakref.ref(owner)
         self.encoding = self.encoding_of(owner)
         settings = self._settings_of(owner)
         self._retry = RetryPolicy(settings.get("retry"))
@@ -127,7 +130,7 @@ class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
         return settings
 
     def _live_owner(self) -> Any:
-        owner = self._owner()
+        owner = self.owner()
         if owner is None:
             raise ConnectionError("the client is gone")
         return owner
@@ -144,7 +147,24 @@ class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
         return self._live_owner() if self.connects else SimpleNamespace(connection_kwargs={})
 
     def _is_owner_gone(self) -> bool:
-        return self._owner() is None
+        return self.owner() is None
+
+    # ---- what is to be cleaned up ----
+
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Delete locks that hold their tokens, in the background; see `Cleanup.delete`."""
+        self.cleanup.delete(entries)
+
+    def post_cleanup(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Post the cleanup where there is a connection: nothing will run in the background."""
+
+    def at_one_server(self, keys: list[bytes]) -> Sequence[int]:
+        """The indexes of those keys that are on the same server as the first key."""
+        return range(len(keys))
+
+    def post(self, connection: ConnectionType, args: Args, on_reply: OnReply | None = None) -> None:
+        """Send a request for whose reply the caller does not wait; see `_pipe.base.Pipe.post`."""
+        connection.pipe.post(args, on_reply)
 
     # ---- a client that is closed ----
 
@@ -240,7 +260,7 @@ class ServerTransport(Cleanup, Lingering, Generic[ConnectionType]):
             self.connection = None
             self.tokens = self.tokens.successor()
             if connection.ending is not None:
-                self._endings.add(connection.ending)
+                self.cleanup.endings.add(connection.ending)
 
     # ---- servers that close the connection for what they do not know ----
 

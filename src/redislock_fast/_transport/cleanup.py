@@ -3,8 +3,8 @@
 An acquire that fails may have set its key, or the server may set it later. The key and token are then put on a list
 and deleted in the background, until the server has confirmed it. Nothing here waits.
 
-Thread safety: any thread adds to `_pending_cleanup`, by one `+=` on the list; `threads/cleanup.py` and
-`loop/cleanup.py` say when entries are removed. `_endings` is used by atomic methods of set alone.
+Thread safety: any thread adds to `pending`, by one `+=` on the list; `threads/cleanup.py` and `loop/cleanup.py` say
+when entries are removed. `endings` is used by atomic methods of set alone.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from redislock_fast._pipe.base import Args, ConnectionBroken, Forked, OnReply, Reply
+from redislock_fast._pipe.base import Args, ConnectionBroken, Forked, Reply
 from redislock_fast._protocol.claims import Claims
 from redislock_fast._protocol.operation import Exchange, Operation
 from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
 from redislock_fast._protocol.queue import LeaveQueue, cleanup_requests
+from redislock_fast._transport.part import Part, ServerType
 
 __all__ = ["CLEANUP_FIRST_S", "CLEANUP_LAST_S", "CLEANUP_LIMIT_S", "Cleanup"]
 
@@ -28,32 +29,31 @@ CLEANUP_LIMIT_S = 1.0
 CLEANUP_FIRST_S = 0.05
 CLEANUP_LAST_S = 600.0  # doubling: after about 20 minutes without a connection, the rest is left to the locks' own ttls
 
-_CLEANUP_AT_ONCE = 1000
-_MAX_PENDING_CLEANUP = 200_000
+_AT_ONCE = 1000
+_MOST_PENDING = 200_000
 
 
-class Cleanup:
-    """The part of a server transport that deletes what failed acquires may have left on the server."""
+class Cleanup(Part[ServerType]):
+    """The part of a server transport that deletes what failed acquires may have left on the server.
 
-    def __init__(self) -> None:
-        self._pending_cleanup: list[tuple[bytes, bytes]] = []
-        self._endings: set[Args] = set()  # of connections that were given up
-        self.claims = Claims(self.clean_up)
+    Args:
+        server: the transport.
+
+    Attributes:
+        pending: the keys and tokens that are to be deleted.
+        endings: the requests that end connections that were given up.
+        claims: of the acquires with tokens of their callers.
+    """
+
+    def __init__(self, server: ServerType) -> None:
+        super().__init__(server)
+        self.pending: list[tuple[bytes, bytes]] = []
+        self.endings: set[Args] = set()
+        self.claims = Claims(server.clean_up)
 
     @abstractmethod
-    def _is_owner_gone(self) -> bool:
-        """Whether the client is gone, so that nothing can be sent any more."""
-
-    @abstractmethod
-    def _start_cleanup(self) -> bool:
+    def start(self) -> bool:
         """Make sure that the cleanup runs in the background. Returns False where no thread can be started for it."""
-
-    def post_cleanup(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Post the cleanup where there is a connection: nothing will run in the background."""
-
-    def post(self, connection: Any, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send a request for whose reply the caller does not wait; see `_pipe.base.Pipe.post`."""
-        connection.pipe.post(args, on_reply)
 
     def tidy(self, operation: Operation, unanswered: Sequence[Any], failed: bool) -> None:
         """Clean up after an acquire that failed although the server may have executed it, or may do so later.
@@ -86,63 +86,59 @@ class Cleanup:
             for connection in unanswered:
                 with contextlib.suppress(ConnectionBroken):
                     for request in cleanup_requests(connection.capabilities, entries):
-                        self.post(connection, request)
-            self.clean_up(entries)
+                        self.server.post(connection, request)
+            self.server.clean_up(entries)
 
-    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
+    def delete(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, in the background and until the server has confirmed it."""
         try:
-            self._begin_cleanup(entries)
+            self._begin(entries)
         except BaseException as interrupt:  # as above
             if not isinstance(interrupt.__context__, Forked):
-                self._begin_cleanup(entries)
+                self._begin(entries)
             raise
 
-    def _begin_cleanup(self, entries: list[tuple[bytes, bytes]]) -> None:
+    def _begin(self, entries: list[tuple[bytes, bytes]]) -> None:
         if not entries or isinstance(sys.exc_info()[1], Forked):  # a call that a fork ends here goes on in the parent
             return
-        self._pending_cleanup += entries
-        if not self._start_cleanup():
-            self.post_cleanup(entries)
+        self.pending += entries
+        if not self.start():
+            self.server.post_cleanup(entries)
 
     @property
     def idle(self) -> bool:
         """Whether nothing is to be cleaned up, or nothing can be, because the client is gone."""
-        return not self._pending_cleanup or self._is_owner_gone()
+        return not self.pending or self.server.owner() is None
 
-    def _post_first(self, connection: Any) -> None:
+    def post_first(self, connection: Any) -> None:
         """Send the first requests of a new connection: they end the old connections, and then clean up after them.
 
         Otherwise the server could execute a request on an old connection after the cleanup for it.
         """
-        for ending in list(self._endings):
-            connection.pipe.post(ending, partial(_note_ended, self._endings, ending))
+        for ending in list(self.endings):
+            connection.pipe.post(ending, partial(_note_ended, self.endings, ending))
         registry = connection.registry
-        for request in cleanup_requests(connection.capabilities, list(self._pending_cleanup)):
+        for request in cleanup_requests(connection.capabilities, list(self.pending)):
             connection.pipe.post(request, None if registry is None else registry.try_queue())
 
-    def _next_cleanup(self) -> Pipeline:
-        """The oldest entries that go to one server. They are moved to the front of `_pending_cleanup`.
+    def _next(self) -> Pipeline:
+        """The oldest entries that go to one server. They are moved to the front of `pending`.
 
         Only the thread or task that removes entries from the list may call this.
         """
-        del self._pending_cleanup[:-_MAX_PENDING_CLEANUP]
-        oldest = self._pending_cleanup[:_CLEANUP_AT_ONCE]
+        del self.pending[:-_MOST_PENDING]
+        oldest = self.pending[:_AT_ONCE]
         token = oldest[0][1]
         batch = [index for index, entry in enumerate(oldest) if entry[1] == token]
         # A waiter has a token of its own for one key. A token of many keys is a batch's, which is in no queue.
         is_batch = len({oldest[index][0] for index in batch}) > 1
         chosen = batch if is_batch else range(len(oldest))
-        together = [chosen[at] for at in self._at_one_server([oldest[index][0] for index in chosen])]
+        together = [chosen[at] for at in self.server.at_one_server([oldest[index][0] for index in chosen])]
         others = set(range(len(oldest))).difference(together)
-        self._pending_cleanup[: len(oldest)] = map(oldest.__getitem__, [*together, *sorted(others)])
+        self.pending[: len(oldest)] = map(oldest.__getitem__, [*together, *sorted(others)])
         if is_batch:
             return ReleasePipeline([oldest[index][0] for index in together], token, None)
         return Pipeline([LeaveQueue(*oldest[index]) for index in together])
-
-    def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
-        """The indexes of those keys that are on the same server as the first key."""
-        return range(len(keys))
 
     def _returning(self, operation: Exchange) -> list[tuple[bytes, bytes]]:
         """The entries with a key and token that the operation is about to set again.
@@ -150,7 +146,7 @@ class Cleanup:
         They must be cleaned up first. Later, the cleanup would delete the lock that the new attempt takes.
         """
         taken = set(operation.takes())
-        pending = self._pending_cleanup.copy()  # the cleanup may remove entries meanwhile: none must be passed over
+        pending = self.pending.copy()  # the cleanup may remove entries meanwhile: none must be passed over
         return [entry for entry in pending if entry in taken]
 
 

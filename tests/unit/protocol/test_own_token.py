@@ -331,7 +331,7 @@ def test_failed_reacquire_leaves_the_earlier_lock_alone(proxy: Proxy, connect: C
     proxy.refuse()
     with pytest.raises(redis.ConnectionError):
         acquire(client)
-    assert channel_of(client).idle
+    assert channel_of(client).cleanup.idle
     proxy.accept()
     assert client.get(KEY) == TOKEN
 
@@ -343,7 +343,7 @@ def test_failed_set_leaves_the_earlier_lock_alone(proxy: Proxy, connect: Connect
     proxy.refuse()
     with pytest.raises(redis.ConnectionError):
         acquire(client)
-    assert channel_of(client).idle
+    assert channel_of(client).cleanup.idle
     proxy.accept()
     assert client.get(KEY) == TOKEN
 

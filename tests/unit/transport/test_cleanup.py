@@ -5,6 +5,8 @@ Rules: no server, and nothing is cleaned up in the background.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from redislock_fast._protocol.commands import Acquire, Release
@@ -17,14 +19,21 @@ KEYS = [b"name", b"other"]
 TOKEN = b"a caller's own"
 
 
-class Waiting(Cleanup):
+class Waiting(Cleanup[Any]):
     """A cleanup that has not begun."""
 
-    def _is_owner_gone(self) -> bool:
-        return False
-
-    def _start_cleanup(self) -> bool:
+    def start(self) -> bool:
         return True
+
+
+class Server:
+    """A transport, which is its own client."""
+
+    def owner(self) -> Server:
+        return self
+
+    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
+        """Clean up nothing."""
 
 
 @pytest.mark.parametrize(
@@ -39,8 +48,9 @@ class Waiting(Cleanup):
     ids=["acquire", "with another token", "of another lock", "batch", "release"],
 )
 def test_key_that_is_set_again_with_its_token_is_cleaned_up_first(operation: Exchange, keys: list[bytes]) -> None:
-    cleanup = Waiting()
-    cleanup.clean_up([(key, TOKEN) for key in KEYS])
+    server = Server()
+    cleanup = Waiting(server)
+    cleanup.delete([(key, TOKEN) for key in KEYS])
     assert cleanup._returning(operation) == [(key, TOKEN) for key in keys]
     assert not cleanup.idle
 
@@ -51,14 +61,15 @@ class _Removing(bytes):
     cleanup: Waiting
 
     def __hash__(self) -> int:
-        del self.cleanup._pending_cleanup[:1]
+        del self.cleanup.pending[:1]
         return super().__hash__()
 
 
 def test_entry_is_found_while_another_thread_removes_those_before_it() -> None:
-    cleanup = Waiting()
+    server = Server()
+    cleanup = Waiting(server)
     key = _Removing(b"cleaned up")
     key.cleanup = cleanup
-    cleanup.clean_up([(key, TOKEN), (b"name", TOKEN)])
+    cleanup.delete([(key, TOKEN), (b"name", TOKEN)])
     assert cleanup._returning(AcquireOwn(b"name", TOKEN, 1000)) == [(b"name", TOKEN)]
-    assert cleanup._pending_cleanup == [(b"name", TOKEN)]
+    assert cleanup.pending == [(b"name", TOKEN)]

@@ -94,7 +94,7 @@ class _Watched(_OfThreads):
 
 class _OfALoop(LoopLingering):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         super().__init__()
         self.connection: Any = _Connection()
         self.cleaned_up: list[tuple[bytes, bytes]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import hiredis
@@ -151,10 +151,6 @@ class LoopClientTransport(LoopServerTransport):
             key: Any = request[3]
             await client.execute_command("SCRIPT LOAD", request[1], target_nodes=client.get_node_from_key(key))
             return await start(client, request)
-
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in a task that ends with the loop."""
-        self._start(work)
 
     async def _call_heard(self, connection: Any, claim: Claim, request: Args, timeout_s: float) -> Reply:
         """`LoopServerTransport._call_heard`; no reply comes later."""

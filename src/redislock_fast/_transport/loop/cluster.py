@@ -138,8 +138,8 @@ class LoopClusterTransport(LoopServerTransport):
     def server_of(self, key: bytes) -> LoopServerTransport:
         return self._node_of(key) or self
 
-    def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
-        return at_one_node(self._owner(), keys)
+    def at_one_server(self, keys: list[bytes]) -> Sequence[int]:
+        return at_one_node(self.owner(), keys)
 
     def note_closing(self) -> None:
         for node in list(self._nodes.values()):
@@ -154,21 +154,21 @@ class LoopClusterTransport(LoopServerTransport):
         """Drive an operation until it is finished, at the node that has its slot; see `LoopServerTransport.execute`."""
         tidies = unanswered is None
         if tidies and isinstance(operation, AcquireOwn):
-            self.claims.begin(operation)
+            self.cleanup.claims.begin(operation)
         left: list[AsyncConnection] = [] if unanswered is None else unanswered
         try:
             route = Route(operation, limit_s, self._retry)
-            if self._pending_cleanup:
-                await self._clean_up_before(operation, route)
+            if self.cleanup.pending:
+                await self.cleanup.before(operation, route)
             await self._follow(route, lambda node: node.execute(_operation_of(route), route.left_s(), left))
         except BaseException as error:
             if tidies:
-                self._tidy_failed(operation, left, error)
+                self.cleanup.tidy_failed(operation, left, error)
                 if isinstance(error, Refused):
                     raise redis_error(str(error)) from None
             raise
         if tidies and (operation.unsettled or operation.claim is not None):
-            self.tidy(operation, left, failed=False)
+            self.cleanup.tidy(operation, left, failed=False)
 
     async def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one node, until all are finished, in a task for each.
@@ -180,9 +180,9 @@ class LoopClusterTransport(LoopServerTransport):
         ends = asyncio.gather(*(self.execute(one, limit_s) for one in operations), return_exceptions=True)
         try:
             errors = [end for end in await ends if end is not None]
-        except GeneratorExit:  # the task was dropped: see `LoopCleanup._tidy_failed`
-            if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(ends.cancel)
+        except GeneratorExit:  # the task was dropped: see `LoopCleanup.tidy_failed`
+            if not self.loop.is_closed():
+                self.loop.call_soon_threadsafe(ends.cancel)
             raise
         if errors:
             try:

@@ -37,9 +37,14 @@ _DAY_S = 86_400.0
 _FENCE: Args = (b"PING",)  # whatever the server answers, it has executed what was sent before
 
 
-class _ServerTransport(Protocol):
+class _Cleanup(Protocol):
     def cleaning_up(self) -> asyncio.Task[None] | None:
         """The task that cleans up; None where nothing is to be cleaned up, or nothing can be."""
+
+
+class _ServerTransport(Protocol):
+    @property
+    def cleanup(self) -> _Cleanup: ...
 
     def give_up_keys(self) -> None:
         """Give up the keys that linger."""
@@ -116,7 +121,7 @@ class LoopEnd:
         for server in servers:
             server.give_up_keys()
         try:
-            while cleaning_up := [task for server in servers if (task := server.cleaning_up()) is not None]:
+            while cleaning_up := [task for server in servers if (task := server.cleanup.cleaning_up()) is not None]:
                 if not await self._wait(cleaning_up, give_up):
                     break
             while fences := [self._fence(pipe) for pipe in self._pipes if not pipe.broken and not pipe.is_idle]:

@@ -57,12 +57,12 @@ class _TaskWaiter(LocalWaiter):
 class LoopLingering(Lingering):
     """The part of a `LoopServerTransport` that keeps keys for locks with `linger`."""
 
-    _loop: asyncio.AbstractEventLoop
+    loop: asyncio.AbstractEventLoop
     _listening_on: Any = None
     _turn: object = None  # of the next look at the keys
 
     def _waiter_factory(self) -> Callable[[], LocalWaiter]:
-        return partial(_TaskWaiter, self._loop)
+        return partial(_TaskWaiter, self.loop)
 
     def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
         replies: list[Reply] = []
@@ -83,15 +83,15 @@ class LoopLingering(Lingering):
 
     def _in_loop(self, call: Callable[..., object], *args: Any) -> None:
         """Call this in the loop: at once where that runs here, soon from another thread, never once it is closed."""
-        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as in `Mailbox.tell`
+        if asyncio._get_running_loop() is self.loop:  # noqa: SLF001  # as in `Mailbox.tell`
             call(*args)
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *args)
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(call, *args)
 
     def _watch_later(self) -> asyncio.TimerHandle:
         # The timer keeps the transport alive, but not the client: where that is gone, what lingers must be given back.
         self._turn = turn = object()
-        return self._loop.call_later(self.tick_s, self.watch_keys, turn)
+        return self.loop.call_later(self.tick_s, self.watch_keys, turn)
 
     def watch_keys(self, turn: object) -> None:
         """Give up what has lingered for long enough, and look again later if anything lingers."""

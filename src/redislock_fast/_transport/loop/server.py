@@ -15,9 +15,9 @@ import asyncio
 import contextlib
 import math
 import weakref
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import (
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
@@ -34,7 +34,7 @@ from redislock_fast._protocol.operation import Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe
-from redislock_fast._transport.base import MOST_LOSSES
+from redislock_fast._transport.base import MOST_LOSSES, ServerTransport
 from redislock_fast._transport.loop.cleanup import LoopCleanup
 from redislock_fast._transport.loop.connect import AsyncConnection, open_connection
 from redislock_fast._transport.loop.end import LoopEnd
@@ -46,6 +46,8 @@ from redislock_fast._util.redis_py import own_copy, redis_error
 from redislock_fast._util.times import FOREVER_S, clock
 
 __all__ = ["LoopServerTransport"]
+
+_Result = TypeVar("_Result")
 
 _NEVER = math.inf
 _LONG_S = 2.0
@@ -149,18 +151,27 @@ class Mailbox:
                 timer.cancel()
 
 
-class LoopServerTransport(LoopCleanup, LoopLingering):
+class LoopServerTransport(LoopLingering, ServerTransport[AsyncConnection]):
     """All that one event loop sends to one server.
 
     Args:
         owner: the connection pool of the server.
         end: closes its connections when the loop ends; None for a new one, which no other transport shares.
+
+    Attributes:
+        loop: the event loop.
     """
 
+    cleanup: LoopCleanup
+
     def __init__(self, owner: Any, end: LoopEnd | None = None) -> None:
-        super().__init__(owner, end or LoopEnd())
-        self._alarms = Alarms(self._loop)
-        self.key_cache.loop = self._loop
+        self.loop = asyncio.get_running_loop()
+        super().__init__(owner)
+        self._end = end or LoopEnd()
+        self.cleanup = LoopCleanup(self, self.loop, self._end)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._alarms = Alarms(self.loop)
+        self.key_cache.loop = self.loop
         self._opening: asyncio.Task[None] | None = None
         self._all_dedicated: weakref.WeakSet[LoopServerTransport] = weakref.WeakSet()
         self._dedicated: list[LoopServerTransport] = []  # those of them that are not in use
@@ -209,11 +220,11 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
         tidies = unanswered is None
         unanswered = [] if unanswered is None else unanswered
         if tidies and isinstance(operation, AcquireOwn):
-            self.claims.begin(operation)
+            self.cleanup.claims.begin(operation)
         attempts = self._attempts(limit_s)
         try:
-            if self._pending_cleanup:
-                await self._clean_up_before(operation, attempts)
+            if self.cleanup.pending:
+                await self.cleanup.before(operation, attempts)
             while True:
                 connection = self.connection
                 finished = False
@@ -236,14 +247,14 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
                 await asyncio.sleep(attempts.next_pause_s())
         except BaseException as error:
             if tidies:
-                self._tidy_failed(operation, unanswered, error)
+                self.cleanup.tidy_failed(operation, unanswered, error)
             # Errors keep this frame, often in a cycle: it must not keep a connection that is to be closed.
             connection = unanswered = call = None
             if tidies and isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
         if tidies and (operation.unsettled or operation.claim is not None):
-            self.tidy(operation, unanswered, failed=False)
+            self.cleanup.tidy(operation, unanswered, failed=False)
 
     async def _call_heard(self, connection: AsyncConnection, claim: Claim, request: Args, timeout_s: float) -> Reply:
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
@@ -253,7 +264,7 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
         connection.pipe.post(request, heard)
         del connection  # an error keeps this frame
         callers.add(tell)
-        timer = None if timeout_s < 0 else self._loop.call_later(timeout_s, tell, None)
+        timer = None if timeout_s < 0 else self.loop.call_later(timeout_s, tell, None)
         try:
             told = await listener
         finally:
@@ -303,8 +314,8 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
 
     def clean_up_dropped(self, entries: list[tuple[bytes, bytes]]) -> None:
         """`clean_up` for a task that was dropped: the garbage collector runs this, in any thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.clean_up, entries)
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.clean_up, entries)
 
     def waiter(self, key: bytes, token: bytes) -> Waiter | None:
         """A waiter, where none of its steps needs a request; None where `enter` must be called."""
@@ -375,7 +386,7 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
         """The task that connects."""
         opening = self._opening
         if opening is None or opening.done():
-            opening = self._opening = self._start(self._open())
+            opening = self._opening = self.start(self._open())
             opening.add_done_callback(self._opened)
         return opening
 
@@ -388,7 +399,7 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
         else:
             self.connection = await open_connection(self._live_owner(), self.tokens, self._end, greets=False)
             self._note_plain()
-        self._post_first(self.connection)
+        self.cleanup.post_first(self.connection)
         self._dedicated.clear()  # which may lead to a server that is no primary any more
         notice_closing(self._live_owner(), self)
 
@@ -408,10 +419,31 @@ class LoopServerTransport(LoopCleanup, LoopLingering):
         return idle
 
     def authenticate(self, request: Args) -> None:
-        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as in Mailbox.tell
+        if asyncio._get_running_loop() is self.loop:  # noqa: SLF001  # as in Mailbox.tell
             super().authenticate(request)
-        elif not self.has_ended and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(super().authenticate, request)
+        elif not self.has_ended and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(super().authenticate, request)
+
+    # ---- the tasks, which end with the loop ----
+
+    def start(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        """Run a coroutine in a task that ends with the loop."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def stop(self) -> set[asyncio.Task[Any]]:
+        """Cancel the tasks, and return them."""
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the loop is being closed: a connection that breaks now is not replaced."""
+        return self._end.has_come
 
     def abandon(self) -> None:
         """In a forked child: close our copy of the socket, and nothing else of the parent's."""

@@ -2,7 +2,7 @@
 
 It also reads the late replies to acquires with a caller's own token: they say whether there is something to clean up.
 
-Thread safety: entries are removed from `_pending_cleanup` under `_cleaning_up`, which a signal handler or
+Thread safety: entries are removed from `pending` under `_cleaning_up`, which a signal handler or
 finalizer of the same thread may enter again. `_unheard`, the connections with late replies, is used by atomic methods
 of set alone. `has_cleaner` is set before a thread is started, and cleared by a thread that ends; two threads at once,
 after a race or an interrupt, do no harm.
@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import threading
 import time
 import weakref
-from abc import abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING
 
 from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
 
-from redislock_fast._pipe.base import Args, ConnectionBroken, Forked, NoReply, Reply
-from redislock_fast._protocol.claims import Claim, Claims, Heard
+from redislock_fast._pipe.base import ConnectionBroken, NoReply
+from redislock_fast._protocol.claims import Claims
 from redislock_fast._protocol.operation import Exchange, Redirected
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._protocol.queue import LeaveQueue, cleanup_requests
-from redislock_fast._transport.base import ServerTransport
-from redislock_fast._transport.cleanup import CLEANUP_FIRST_S, CLEANUP_LAST_S, CLEANUP_LIMIT_S
+from redislock_fast._protocol.queue import LeaveQueue
+from redislock_fast._transport.cleanup import CLEANUP_FIRST_S, CLEANUP_LAST_S, CLEANUP_LIMIT_S, Cleanup
 from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.starting import start_thread
@@ -36,58 +33,40 @@ from redislock_fast._util.exits import at_child_exit
 from redislock_fast._util.times import clock
 from redislock_fast._util.weak import members
 
+if TYPE_CHECKING:
+    from redislock_fast._transport.threads.server import ThreadServerTransport
+
 __all__ = ["ThreadCleanup"]
 
 _EXIT_LIMIT_S = 1.0
 """How long a program waits for the cleanup at its end, in seconds."""
 
 
-class ThreadCleanup(ServerTransport[Connection]):
+class ThreadCleanup(Cleanup["ThreadServerTransport"]):
     """The part of a `ThreadServerTransport` that cleans up.
 
     Args:
-        owner: the connection pool of the server.
+        server: the transport.
 
     Attributes:
         has_cleaner: whether a thread cleans up, or is being started for that.
     """
 
-    def __init__(self, owner: Any) -> None:
-        super().__init__(owner)
-        self.inside: set[int] = set()  # idents of the threads that drive an operation
-        self._child = 0  # the forked child in which `inside` was made
+    def __init__(self, server: ThreadServerTransport) -> None:
+        super().__init__(server)
         self._cleaning_up = threading.RLock()
         self.has_cleaner = False
         self._unheard: set[Connection] = set()
-        _cleaned_at_exit.add(self)
 
-    @abstractmethod
-    def run(self, operation: Exchange, limit_s: float | None, unanswered: list[Connection]) -> None:
-        """Drive an operation until it is finished; see `ThreadServerTransport.run`."""
-
-    def call_heard(self, connection: Connection, claim: Claim, request: Args, timeout_s: float) -> Reply:
-        """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
-        mailbox = connection.pipe.mailbox()
-        heard = Heard(claim, request, mailbox.tell)
-        connection.pipe.post(request, heard)
-        try:
-            mailbox.wait(timeout_s, soon=True)
-        except ConnectionBroken as error:
-            raise ConnectionBroken(True, str(error)) from None
-        except Forked:
-            raise
-        except BaseException:
-            self._unheard.add(connection)
-            self._start_cleanup()
-            raise
-        finally:
-            heard.tell = None
-        return heard.reply
+    def expect_reply_on(self, connection: Connection) -> None:
+        """Read the reply to an acquire with a caller's own token on this connection: its caller has stopped waiting."""
+        self._unheard.add(connection)
+        self.start()
 
     @property
     def idle(self) -> bool:
         """Whether nothing is to be cleaned up or read, or nothing can be, because the client is gone."""
-        return super().idle and not (self._unheard and not self._is_owner_gone())
+        return super().idle and not (self._unheard and self.server.owner() is not None)
 
     def may_rest(self) -> bool:
         """Whether the cleanup thread may end. Once this has returned True, a later cleanup starts another thread."""
@@ -102,36 +81,38 @@ class ThreadCleanup(ServerTransport[Connection]):
             return False
         try:
             all_heard = self._hear_late(deadline)
-            if not self._pending_cleanup:
+            if not self.pending:
                 return all_heard
-            cleaning_up = self._next_cleanup()
+            cleaning_up = self._next()
             unanswered: list[int] = []
             try:
-                self.run(cleaning_up, max(deadline - clock(), 0.0), [])
+                self.server.run(cleaning_up, max(deadline - clock(), 0.0), [])
             except Redirected:
                 pass  # no retry mends that: the locks end with their ttl
             except Exception:  # any: connecting runs users' code, too, for example for credentials
                 unanswered = cleaning_up.unfinished
             # Behind the others, which may be on another node: they must not wait for a dead node.
-            postponed = [*cleaning_up.to_clean_up(failed=False), *map(self._pending_cleanup.__getitem__, unanswered)]
-            del self._pending_cleanup[: len(cleaning_up)]
-            self._pending_cleanup += postponed
+            postponed = [*cleaning_up.to_clean_up(failed=False), *map(self.pending.__getitem__, unanswered)]
+            del self.pending[: len(cleaning_up)]
+            self.pending += postponed
             return all_heard and not postponed
         finally:
             self._cleaning_up.release()
 
-    def finish_cleanup(self, deadline: float) -> None:
+    def finish(self, deadline: float) -> None:
         """Clean up until nothing is left, in this thread too, or until this time of the clock."""
         while not self.idle and (left_s := deadline - clock()) > 0:
             if not self.clean_up_some(min(left_s, CLEANUP_LIMIT_S)):
                 time.sleep(min(left_s, CLEANUP_FIRST_S))
 
-    def _start_cleanup(self) -> bool:
+    def start(self) -> bool:
+        server = self.server
+        _cleaned_at_exit.add(server)
         if self.has_cleaner:
             return True
         self.has_cleaner = True
         try:
-            start_thread("cleanup", _clean_up_in_background, weakref.ref(self))  # it keeps no server transport alive
+            start_thread("cleanup", _clean_up_in_background, weakref.ref(server))  # it keeps no server transport alive
         except BaseException as error:  # none can be started; or an interrupt, perhaps just after it was started
             self.has_cleaner = False
             if not isinstance(error, RuntimeError):
@@ -140,14 +121,6 @@ class ThreadCleanup(ServerTransport[Connection]):
         at_child_exit(_finish_cleanup)
         return True
 
-    def post_cleanup(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Post the cleanup on the connection, if there is one. Nobody waits for the replies."""
-        connection = self.connection
-        if connection is not None:
-            with contextlib.suppress(ConnectionBroken):
-                for request in cleanup_requests(connection.capabilities, entries):
-                    self.post(connection, request)
-
     def _hear_late(self, deadline: float) -> bool:
         """Read the connections with replies that no caller waits for. Returns False if some replies are missing.
 
@@ -155,7 +128,7 @@ class ThreadCleanup(ServerTransport[Connection]):
         """
         silent: list[Connection] = []
         thread = threading.get_ident()
-        self.inside.add(thread)
+        self.server.inside.add(thread)
         try:
             while self._unheard:
                 connection = self._unheard.pop()
@@ -166,11 +139,11 @@ class ThreadCleanup(ServerTransport[Connection]):
                 except ConnectionBroken:
                     pass  # a key that the request took is left to its ttl
         finally:
-            self.inside.discard(thread)
+            self.server.inside.discard(thread)
             self._unheard.update(silent)
         return not silent
 
-    def _clean_up_before(self, operation: Exchange, attempts: Attempts) -> None:
+    def before(self, operation: Exchange, attempts: Attempts) -> None:
         """Clean up what an earlier operation left with a key and token that this one is about to set."""
         if not self._returning(operation):
             return
@@ -181,42 +154,33 @@ class ThreadCleanup(ServerTransport[Connection]):
                 raise TimeoutError("an earlier acquire with this token could not be cleaned up in time")
             returning = self._returning(operation)
             if returning:
-                self.run(Pipeline([LeaveQueue(key, token) for key, token in returning]), attempts.left_s(), [])
+                self.server.run(Pipeline([LeaveQueue(key, token) for key, token in returning]), attempts.left_s(), [])
             for entry in returning:
                 with contextlib.suppress(ValueError):  # a signal handler of this thread may have been faster
-                    self._pending_cleanup.remove(entry)
+                    self.pending.remove(entry)
         finally:
             try:  # noqa: SIM105  # as in `ThreadServerTransport.connect`
                 self._cleaning_up.release()
             except RuntimeError:
                 pass
 
-    def forget_inside(self) -> None:
-        """In a forked child, once: no thread is inside. The set is another one: the former one's lock may be taken.
-
-        CPython without the GIL leaves the lock of an object taken in the child where threads contended for it.
-        """
-        process = os.getpid()
-        if self._child != process:
-            self._child, self.inside = process, set()
-
-    def _forget_cleanup(self) -> None:
+    def forget(self) -> None:
         """In a forked child: leave to the parent what is to be cleaned up."""
         self.has_cleaner = False
         self._cleaning_up = threading.RLock()
-        self._pending_cleanup.clear()
-        self._endings.clear()
+        self.pending.clear()
+        self.endings.clear()
         self._unheard.clear()
-        self.claims = Claims(self.clean_up)  # another thread may have had its mutex
+        self.claims = Claims(self.server.clean_up)  # another thread may have had its mutex
 
-    def _adapt_cleanup(self) -> None:
+    def adapt(self) -> None:
         """After a patch: take locks of the kind that is in force now, and leave the former thread."""
         self._cleaning_up = threading.RLock()
         self.has_cleaner = False
         self.claims.adapt()
 
 
-_cleaned_at_exit: weakref.WeakSet[ThreadCleanup] = weakref.WeakSet()
+_cleaned_at_exit: weakref.WeakSet[ThreadServerTransport] = weakref.WeakSet()
 
 
 @atexit.register
@@ -225,30 +189,30 @@ def _finish_cleanup() -> None:
     fork.generation()  # has the parent's forgotten in a child
     deadline = clock() + _EXIT_LIMIT_S
     for server in members(_cleaned_at_exit):
-        server.finish_cleanup(deadline)
+        server.cleanup.finish(deadline)
 
 
 @patching.own_thread
-def _clean_up_in_background(server_ref: weakref.ref[ThreadCleanup]) -> None:
+def _clean_up_in_background(server_ref: weakref.ref[ThreadServerTransport]) -> None:
     try:
         _clean_up_again_and_again(server_ref)
     finally:
         server = server_ref()
         if server is not None:
-            server.has_cleaner = False
+            server.cleanup.has_cleaner = False
 
 
-def _clean_up_again_and_again(server_ref: weakref.ref[ThreadCleanup]) -> None:
+def _clean_up_again_and_again(server_ref: weakref.ref[ThreadServerTransport]) -> None:
     in_force = patching.in_force
     delay_s = CLEANUP_FIRST_S
     while delay_s < CLEANUP_LAST_S and patching.in_force is in_force:
         server = server_ref()
         if server is None:
             return
-        if server.may_rest():
+        if server.cleanup.may_rest():
             server.close_if_idle()
             return
-        if server.clean_up_some():
+        if server.cleanup.clean_up_some():
             delay_s = CLEANUP_FIRST_S
         else:
             del server

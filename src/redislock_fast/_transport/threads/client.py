@@ -127,7 +127,7 @@ class ThreadClientTransport(ThreadServerTransport):
         return read_reply(request, answer, self.encoding.encode)
 
     def call_heard(self, connection: Any, claim: Claim, request: Args, timeout_s: float) -> Reply:
-        """`ThreadCleanup.call_heard`; no reply comes later."""
+        """`ThreadServerTransport.call_heard`; no reply comes later."""
         heard = Heard(claim, request, _nothing)
         heard(connection.pipe.call(request, timeout_s))
         return heard.reply

@@ -187,8 +187,8 @@ class ThreadClusterTransport(ThreadServerTransport):
     def server_of(self, key: bytes) -> ThreadServerTransport:
         return self._node_of(key) or self
 
-    def _at_one_server(self, keys: list[bytes]) -> Sequence[int]:
-        return at_one_node(self._owner(), keys)
+    def at_one_server(self, keys: list[bytes]) -> Sequence[int]:
+        return at_one_node(self.owner(), keys)
 
     def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one node, until all are finished.
@@ -214,7 +214,7 @@ class ThreadClusterTransport(ThreadServerTransport):
         except BaseException as error:
             for node_request in node_requests:
                 node_request.give_up()
-                self.tidy(node_request.operation, node_request.unanswered, failed=True)
+                self.cleanup.tidy(node_request.operation, node_request.unanswered, failed=True)
             if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
@@ -222,12 +222,12 @@ class ThreadClusterTransport(ThreadServerTransport):
             errors.clear()  # or this frame and the errors would keep each other alive
         for node_request in node_requests:
             if node_request.operation.unsettled:
-                self.tidy(node_request.operation, node_request.unanswered, failed=False)
+                self.cleanup.tidy(node_request.operation, node_request.unanswered, failed=False)
 
     def _begin(self, node_request: _NodeRequest) -> None:
         """Send an operation's first request, where that takes no waiting."""
-        if self._pending_cleanup:
-            self._clean_up_before(node_request.operation, node_request.route)
+        if self.cleanup.pending:
+            self.cleanup.before(node_request.operation, node_request.route)
         node = self._node_of(node_request.operation.key)
         if node is not None and not self.is_entered:
             node.begin_part(node_request)
@@ -240,8 +240,8 @@ class ThreadClusterTransport(ThreadServerTransport):
     ) -> None:
         """Drive an operation at the node that has its slot; see `ThreadServerTransport.run`."""
         route = Route(operation, limit_s, self._retry)
-        if self._pending_cleanup:
-            self._clean_up_before(operation, route)
+        if self.cleanup.pending:
+            self.cleanup.before(operation, route)
         self._follow(route, lambda node: node.run(route.exchange, route.left_s(), unanswered))
 
     def run_dedicated(

@@ -15,6 +15,7 @@ operation whose reply the server delays. A dedicated connection is kept for the 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -23,15 +24,16 @@ from typing import Any
 
 from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
 
-from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, NoReply, OnReply
+from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Forked, NoReply, OnReply, Reply
 from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._procedures.waiters import BROKEN, Waiter
+from redislock_fast._protocol.claims import Claim, Heard
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Exchange, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._protocol.queue import Subscribe
-from redislock_fast._transport.base import MOST_LOSSES
+from redislock_fast._protocol.queue import Subscribe, cleanup_requests
+from redislock_fast._transport.base import MOST_LOSSES, ServerTransport
 from redislock_fast._transport.encoding import BlockingEncoding, Encoding
 from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.retries import is_settled_by, reply_within_s
@@ -45,15 +47,23 @@ from redislock_fast._util.times import FOREVER_S, clock
 __all__ = ["ThreadServerTransport"]
 
 
-class ThreadServerTransport(ThreadCleanup, ThreadLingering, patching.Adaptable):
+class ThreadServerTransport(ThreadLingering, ServerTransport[Connection], patching.Adaptable):
     """All that this process sends to one server.
 
     Args:
         owner: the connection pool of the server.
+
+    Attributes:
+        inside: identifies the threads that drive an operation.
     """
+
+    cleanup: ThreadCleanup
 
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
+        self.inside: set[int] = set()
+        self._child = 0  # the forked child in which `inside` was made
+        self.cleanup = ThreadCleanup(self)
         self._watcher = {}
         self._connecting = threading.RLock()
         self._dedicated: list[ThreadServerTransport] = []
@@ -109,16 +119,18 @@ class ThreadServerTransport(ThreadCleanup, ThreadLingering, patching.Adaptable):
         """
         unanswered: list[Connection] = []
         if isinstance(operation, AcquireOwn):
-            self.claims.begin(operation)
+            self.cleanup.claims.begin(operation)
         try:
             self.run(operation, limit_s, unanswered)
         except BaseException as error:
-            self.tidy(operation, unanswered, failed=True)
+            self.cleanup.tidy(operation, unanswered, failed=True)
             if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
         if operation.unsettled or operation.claim is not None:
-            self.tidy(operation, unanswered, failed=False)  # an earlier attempt of an acquire may still be under way
+            self.cleanup.tidy(
+                operation, unanswered, failed=False
+            )  # an earlier attempt of an acquire may still be under way
 
     def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one server, until all are finished; here, there is one server."""
@@ -135,8 +147,8 @@ class ThreadServerTransport(ThreadCleanup, ThreadLingering, patching.Adaptable):
             self.run_dedicated(operation, limit_s, unanswered)
             return
         attempts = self._attempts(limit_s)
-        if self._pending_cleanup:
-            self._clean_up_before(operation, attempts)
+        if self.cleanup.pending:
+            self.cleanup.before(operation, attempts)
         while True:
             connection = self.connection
             finished = False
@@ -163,6 +175,24 @@ class ThreadServerTransport(ThreadCleanup, ThreadLingering, patching.Adaptable):
             pause_s = attempts.next_pause_s()
             if pause_s:
                 time.sleep(pause_s)
+
+    def call_heard(self, connection: Connection, claim: Claim, request: Args, timeout_s: float) -> Reply:
+        """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
+        mailbox = connection.pipe.mailbox()
+        heard = Heard(claim, request, mailbox.tell)
+        connection.pipe.post(request, heard)
+        try:
+            mailbox.wait(timeout_s, soon=True)
+        except ConnectionBroken as error:
+            raise ConnectionBroken(True, str(error)) from None
+        except Forked:
+            raise
+        except BaseException:
+            self.cleanup.expect_reply_on(connection)
+            raise
+        finally:
+            heard.tell = None
+        return heard.reply
 
     def waiter(self, key: bytes, token: bytes) -> Waiter | None:
         """A waiter, where none of its steps needs a request; None where `enter` must be called."""
@@ -217,6 +247,13 @@ class ThreadServerTransport(ThreadCleanup, ThreadLingering, patching.Adaptable):
         finally:
             if not was_inside:
                 self.inside.discard(thread)
+
+    def post_cleanup(self, entries: list[tuple[bytes, bytes]]) -> None:
+        connection = self.connection
+        if connection is not None:
+            with contextlib.suppress(ConnectionBroken):
+                for request in cleanup_requests(connection.capabilities, entries):
+                    self.post(connection, request)
 
     def hear(self, mailbox: Any, timeout_s: float) -> object:
         """Wait for the next message in a mailbox of the connection, as any caller waits for a reply.
@@ -306,7 +343,7 @@ class ThreadServerTransport(ThreadCleanup, ThreadLingering, patching.Adaptable):
                 raise TimeoutError("no connection in time")
             if self.connection is None:
                 connection = self._open(ends_at)
-                self._post_first(connection)
+                self.cleanup.post_first(connection)
                 self._dedicated.clear()  # which may lead to a server that is no primary any more
                 self.connection = connection
                 notice_closing(self._live_owner(), self)
@@ -329,7 +366,7 @@ class ThreadServerTransport(ThreadCleanup, ThreadLingering, patching.Adaptable):
         """In a forked child: leave the parent's connection and cleanup to the parent."""
         connection, self.connection = self.connection, None
         self._connecting = threading.RLock()
-        self._forget_cleanup()
+        self.cleanup.forget()
         self._forget_keys()
         self.forget_inside()
         self._dedicated.clear()  # each of them has a `forget` of its own
@@ -337,18 +374,27 @@ class ThreadServerTransport(ThreadCleanup, ThreadLingering, patching.Adaptable):
         if connection is not None:
             connection.forget()
 
+    def forget_inside(self) -> None:
+        """In a forked child, once: no thread is inside. The set is another one: the former one's lock may be taken.
+
+        CPython without the GIL leaves the lock of an object taken in the child where threads contended for it.
+        """
+        process = os.getpid()
+        if self._child != process:
+            self._child, self.inside = process, set()
+
     def wake(self) -> None:
         self._wake_watcher()
 
     def adapt(self) -> None:
         """After a patch: go on as after the loss of the connection, on which a wait would stop all greenlets."""
         self._connecting = threading.RLock()
-        self._adapt_cleanup()
+        self.cleanup.adapt()
         self._dedicated.clear()
         self._drop(self.connection)
 
     def resume(self) -> None:
         self.drop_keys()
         self._resume_watching()
-        if not self.idle:
-            self._start_cleanup()
+        if not self.cleanup.idle:
+            self.cleanup.start()
