@@ -24,8 +24,8 @@ FAULTS = (
     Fault(
         "connection that was in use when its client was closed stays open",
         "_transport/threads/lingering.py",
-        "    transport.watch_until_rest()\n    transport.close_if_idle()",
-        "    transport.watch_until_rest()",
+        "    server.lingering.watch_until_rest()\n    server.close_if_idle()",
+        "    server.lingering.watch_until_rest()",
         "tests/integration/transport/test_closing.py::test_clients_that_are_closed_leave_no_connection",
     ),
     Fault(

@@ -56,18 +56,11 @@ class _Loop:
     def __init__(self, process: Process) -> None:
         self._process = process
 
-    def is_closed(self) -> bool:
-        return False
-
     def call_later(self, delay_s: float, do: Callable[..., None], *args: Any) -> _Timer:
         """Call it later."""
         timer = _Timer(do)
         self._process.world.after(math.ceil(delay_s * 1e6), self._process, timer.run, *args)
         return timer
-
-    def call_soon_threadsafe(self, do: Callable[..., None], *args: Any) -> None:
-        """Call it now: everything here happens in one thread."""
-        do(*args)
 
 
 class _Pipe:
@@ -130,7 +123,7 @@ class LocalTurn(LocalWaiter):
             task.go_on(epoch, None)
 
 
-class Keeper(Process, LoopLingering):
+class Keeper(Process):
     """A process that keeps keys.
 
     Attributes:
@@ -139,8 +132,12 @@ class Keeper(Process, LoopLingering):
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         Process.__init__(self, simulation.world, name)
-        self.loop: Any = _Loop(self)
-        LoopLingering.__init__(self)
+        keeper: Any = self
+        loop: Any = _Loop(self)
+        self.lingering = LoopLingering(keeper, loop)
+        numbers = itertools.count(1)
+        self.lingering.key_cache.new_waiter = lambda: LocalTurn(self, next(numbers))
+        self.lingering.key_cache.loop = None
         self._simulation = simulation
         self.workers: list[Worker] = []
 
@@ -173,9 +170,19 @@ class Keeper(Process, LoopLingering):
         identifier = b"0" * 11 if registry is None else registry.identifier
         return self._simulation.new_token(MARKER + identifier + (b"1" if listens else b"0"))
 
-    def _waiter_factory(self) -> Callable[[], LocalWaiter]:
-        numbers = itertools.count(1)
-        return lambda: LocalTurn(self, next(numbers))
+    def owner(self) -> Keeper:
+        """Its client, which lives as long as it does."""
+        return self
+
+    def in_loop(self, call: Callable[..., object], *args: Any) -> None:
+        """Call this: everything here happens in one thread."""
+        call(*args)
+
+    def leave_if_silent(self, connection: ClientConnection) -> None:
+        """Send nothing more on a connection that has been silent for too long: none is."""
+
+    def close_if_idle(self) -> None:
+        """Close the connection of a closed client: none is closed."""
 
     def check_order(self, turn: LocalTurn) -> None:
         """Check that no earlier caller waits for the local lock that this one has got."""
@@ -187,11 +194,11 @@ class Keeper(Process, LoopLingering):
     def cached_keys(self) -> list[CachedKey]:
         """The keys that it has, and those that it has replaced and that are still used."""
         used = [lock._cached for worker in self.workers for lock in worker.locks.values() if lock._cached is not None]
-        return list({id(cached): cached for cached in (*self.key_cache._keys.values(), *used)}.values())
+        return list({id(cached): cached for cached in (*self.lingering.key_cache._keys.values(), *used)}.values())
 
     def keeps(self, token: bytes) -> bool:
         """Whether it keeps the key that has this token, or has given it back without a reply so far."""
-        unconfirmed = [lease for leases in self._unconfirmed.values() for lease in leases]
+        unconfirmed = [lease for leases in self.lingering._unconfirmed.values() for lease in leases]
         kept = [cached.lease for cached in self.cached_keys() if cached.lease is not None]
         return any(lease.token == token for lease in (*unconfirmed, *kept))
 
@@ -200,10 +207,12 @@ class Keeper(Process, LoopLingering):
         child = Keeper(self._simulation, name)
         child.blocking, child.patience_s, child.retries = self.blocking, self.patience_s, self.retries
         copies = {id(cached): _copy_of(cached, child) for cached in self.cached_keys()}
-        child.key_cache._keys = {key: copies[id(cached)] for key, cached in self.key_cache._keys.items()}
-        child.key_cache.is_watched = self.key_cache.is_watched
-        child._unconfirmed = dict(self._unconfirmed)
-        child._forget_keys()
+        child.lingering.key_cache._keys = {
+            key: copies[id(cached)] for key, cached in self.lingering.key_cache._keys.items()
+        }
+        child.lingering.key_cache.is_watched = self.lingering.key_cache.is_watched
+        child.lingering._unconfirmed = dict(self.lingering._unconfirmed)
+        child.lingering.forget()
         for worker in self.workers[:2]:
             locks = {}
             for what, lock in worker.locks.items():
@@ -217,7 +226,7 @@ class Keeper(Process, LoopLingering):
 
 def _copy_of(cached: CachedKey, child: Keeper) -> CachedKey:
     twin = copy.copy(cached)
-    twin.cache = child.key_cache
+    twin.cache = child.lingering.key_cache
     twin.locked_by, twin.waiters = dict(cached.locked_by), copy.copy(cached.waiters)
     return twin
 

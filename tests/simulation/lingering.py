@@ -76,7 +76,7 @@ class _Faults(Faults):
         if keeper.dead or keeper.frozen_until_us > self._world.now_us:
             return
         if name == "wanted":
-            keeper.key_cache.hear_wanted(key)
+            keeper.lingering.key_cache.hear_wanted(key)
         elif len(stage.processes) < 5:
             stage.fork(keeper)
 
@@ -208,7 +208,7 @@ class Simulation:
             other is not worker and other.key == worker.key and other.state != "idle" for other in self.waiters
         )
         return not is_used and any(
-            keeper is not worker.process and self._is_idle(keeper.key_cache._keys.get(worker.key), token)
+            keeper is not worker.process and self._is_idle(keeper.lingering.key_cache._keys.get(worker.key), token)
             for keeper in self.keepers
         )
 
@@ -311,7 +311,7 @@ class Simulation:
         for keeper in self.keepers:
             for cached in keeper.cached_keys():
                 self._check_passing(keeper, cached)
-            for cached in keeper.key_cache._keys.values():
+            for cached in keeper.lingering.key_cache._keys.values():
                 self._check_hearing(keeper, cached)
 
     def _is_wanted(self, key: bytes, token: bytes) -> bool:
@@ -411,12 +411,12 @@ class Simulation:
         for keeper in self.keepers:
             if keeper.dead:
                 continue
-            for cached in keeper.key_cache._keys.values():
+            for cached in keeper.lingering.key_cache._keys.values():
                 if cached.waiters or (cached.lease is not None and cached.lease.token not in self._forgotten):
                     return f"{keeper.name} keeps a key"
                 if cached.locked_by and not self._forgotten:
                     return f"{keeper.name} has a local lock for ever"
-            if keeper.has_unconfirmed or keeper.key_cache.is_watched:
+            if keeper.lingering.has_unconfirmed or keeper.lingering.key_cache.is_watched:
                 return f"{keeper.name} watches for ever"
         return ""
 

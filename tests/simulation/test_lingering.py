@@ -10,8 +10,7 @@ import pytest
 from redislock_fast._lease.key_cache import CachedKey, KeyCache
 from redislock_fast._lease.key_lease import KeyLease, LocalWaiter
 from redislock_fast._protocol.queue import WANTED
-from redislock_fast._transport.lingering import Lingering
-from tests.simulation.keepers import Keeper
+from redislock_fast._transport.loop.lingering import LoopLingering
 from tests.simulation.lingering import Simulation
 from tests.simulation.model import Model
 from tests.simulation.seeds import violations
@@ -83,7 +82,7 @@ def _leave_without_a_word(self: LocalWaiter) -> bool:
     return True
 
 
-def _give_up_nothing(self: Lingering, leases: list[KeyLease], is_wanted: bool) -> None:
+def _give_up_nothing(self: LoopLingering, leases: list[KeyLease], is_wanted: bool) -> None:
     """A key that lingered is never released."""
 
 
@@ -95,7 +94,7 @@ def _sweep_held_keys(self: KeyCache, now: float) -> bool:
     return _real_sweep(self, now)
 
 
-def _forget_unconfirmed(self: Lingering, leases: list[KeyLease]) -> None:
+def _forget_unconfirmed(self: LoopLingering, leases: list[KeyLease]) -> None:
     """A posted release without a reply is not cleaned up."""
 
 
@@ -113,11 +112,11 @@ _real_unlock, _real_give_up, _real_sweep = CachedKey.unlock, LocalWaiter.give_up
         (CachedKey, "_may_pass", _pass_on_for_ever, "rough", "passes a wanted key|keeps a wanted key"),
         (KeyCache, "hear_wanted", _hear_nothing, "calm", "too long|keeps a wanted key"),
         (KeyCache, "drop_all", _keep_all, "rough", "cannot hear"),
-        (Keeper, "_forget_keys", _remember_all, "rough", "holds, and so does|not say so|left"),
+        (LoopLingering, "forget", _remember_all, "rough", "holds, and so does|not say so|left"),
         (LocalWaiter, "give_up", _leave_without_a_word, "rough", "wait"),
-        (Keeper, "_give_back", _give_up_nothing, "calm", "left"),
+        (LoopLingering, "_give_back", _give_up_nothing, "calm", "left"),
         (KeyCache, "sweep", _sweep_held_keys, "calm", "not say so|did not hold"),
-        (Keeper, "_clean_up_unconfirmed", _forget_unconfirmed, "rough", "left|watches for ever"),
+        (LoopLingering, "_clean_up_unconfirmed", _forget_unconfirmed, "rough", "left|watches for ever"),
     ],
 )
 def test_the_simulation_finds_a_planted_fault_of_the_keys(

@@ -72,7 +72,7 @@ class _Connection(Protocol):
 ConnectionType = TypeVar("ConnectionType", bound=_Connection)
 
 
-class ServerTransport(Lingering, Generic[ConnectionType]):
+class ServerTransport(Generic[ConnectionType]):
     """The transport of one server: the part of it that does not wait.
 
     Args:
@@ -83,6 +83,7 @@ class ServerTransport(Lingering, Generic[ConnectionType]):
         owner: the weak reference.
         encoding: makes bytes of names and tokens.
         cleanup: deletes what failed acquires may have left on the server.
+        lingering: keeps keys for locks with `linger`.
         connection: the connection; None where there is none yet.
         tokens: makes tokens with the identifier of the connection, or of the next one.
         kept_by_wings: what wings keep for the server, by its class; used by atomic methods of dict alone.
@@ -100,12 +101,12 @@ class ServerTransport(Lingering, Generic[ConnectionType]):
     _kind_of_attempts: type[Attempts] = Attempts
 
     cleanup: Cleanup[Any]
+    lingering: Lingering[Any]
 
     renewer: Any = None
     """The renewer of the leases here; None before it is needed. Any thread may set it, always to the same one."""
 
     def __init__(self, owner: Any) -> None:
-        Lingering.__init__(self)
         self.owner = weakref.ref(owner)
         self.encoding = self.encoding_of(owner)
         settings = self._settings_of(owner)
@@ -146,9 +147,6 @@ class ServerTransport(Lingering, Generic[ConnectionType]):
         """The connection pool. That of a cluster is empty: its nodes have pools."""
         return self._live_owner() if self.connects else SimpleNamespace(connection_kwargs={})
 
-    def _is_owner_gone(self) -> bool:
-        return self.owner() is None
-
     # ---- what is to be cleaned up ----
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
@@ -177,7 +175,7 @@ class ServerTransport(Lingering, Generic[ConnectionType]):
 
         The lock may be used again, on a new connection. What is held needs none, and renewals make one.
         """
-        self.give_up_keys()
+        self.lingering.give_up()
         self._closes = True
         self.close_if_idle()
 
@@ -235,7 +233,7 @@ class ServerTransport(Lingering, Generic[ConnectionType]):
 
     def key_cache_of(self, key: bytes) -> KeyCache:
         """The cache that a key belongs to. That of a cluster, where no node is known, keeps no key."""
-        return self.server_of(key).key_cache
+        return self.server_of(key).lingering.key_cache
 
     def registry_of(self, key: bytes) -> WaiterRegistry | None:
         """The registry of the connection that hears when this key is wanted; None where there is none yet."""
@@ -244,8 +242,9 @@ class ServerTransport(Lingering, Generic[ConnectionType]):
         registry = None if connection is None else connection.registry
         if connection is None or registry is None or connection.pipe.broken or registry.channel_of(key) is None:
             return None
-        registry.on_wanted = server.key_cache.hear_wanted
-        registry.on_give_up = server.key_cache.hear_give_up
+        cache = server.lingering.key_cache
+        registry.on_wanted = cache.hear_wanted
+        registry.on_give_up = cache.hear_give_up
         return registry
 
     # ---- the connection, and what goes wrong on it ----

@@ -21,6 +21,7 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
 from redislock_fast._protocol.commands import Release, release_request
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._transport.part import Part, ServerType
 from redislock_fast._util.times import clock
 
 __all__ = ["Lingering"]
@@ -29,30 +30,25 @@ _LONGEST_TICK_S = 0.5
 _SHORTEST_TICK_S = 0.005
 
 
-class Lingering:
+class Lingering(Part[ServerType]):
     """The part of a server transport that keeps keys for locks with `linger`.
+
+    Args:
+        server: the transport.
+        new_waiter: makes waiters for local locks. It does not keep the transport alive.
 
     Attributes:
         key_cache: the keys of this server that linger.
     """
 
-    connection: Any
-
-    def __init__(self) -> None:
-        self.key_cache = KeyCache(_weakly(self._give_back), _weakly(self._watch_keys), self._waiter_factory())
+    def __init__(self, server: ServerType, new_waiter: Callable[[], LocalWaiter]) -> None:
+        super().__init__(server)
+        self.key_cache = KeyCache(_weakly(server, self._give_back), _weakly(server, self._watch_keys), new_waiter)
         self._unconfirmed: dict[int, list[KeyLease]] = {}  # leases whose release has no reply yet
-
-    @abstractmethod
-    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Delete locks that hold their tokens, in the background; see `Cleanup`."""
 
     @abstractmethod
     def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
         """Send requests in one piece, without waiting for the replies."""
-
-    @abstractmethod
-    def _waiter_factory(self) -> Callable[[], LocalWaiter]:
-        """Return a function that makes waiters for local locks. The function does not keep this object alive."""
 
     @abstractmethod
     def _watch_keys(self) -> None:
@@ -63,23 +59,13 @@ class Lingering:
         if not self.key_cache.is_watched:
             self.key_cache.watch()
 
-    def leave_if_silent(self, connection: Any) -> None:
-        """Send nothing more on a connection that has been silent for too long; see `ServerTransport`."""
-
     def _leave_if_unconfirmed(self) -> None:
         """Clean up on a new connection what the server does not confirm on this one."""
-        connection = self.connection
+        connection = self.server.connection
         if connection is not None and self.has_unconfirmed:
-            self.leave_if_silent(connection)
+            self.server.leave_if_silent(connection)
 
-    def _is_owner_gone(self) -> bool:
-        """Whether the client is gone; see `Cleanup`."""
-        return False
-
-    def close_if_idle(self) -> None:
-        """Close the connection of a closed client once nothing goes on there; see `ServerTransport`."""
-
-    def give_up_keys(self) -> None:
+    def give_up(self) -> None:
         """Give up what lingers, in the background."""
         self.key_cache.drop_all()
 
@@ -92,16 +78,17 @@ class Lingering:
 
     def _give_back(self, leases: list[KeyLease], is_wanted: bool) -> None:
         """Release the keys, without waiting for the replies."""
-        connection = self.connection
+        server = self.server
+        connection: Any = server.connection
         asked = []
         for lease in leases:
             if connection is None or lease.heard_by is not connection.registry:
-                self.clean_up([(lease.key, lease.token) for lease in leases])
+                server.clean_up([(lease.key, lease.token) for lease in leases])
                 return
             asked.append(release_request(connection.capabilities, lease.key, lease.token, is_wanted))
         requests = [request for request, _ in asked]
         self._post_releases(
-            connection, leases, requests, partial(self._take_first, connection, leases, asked, is_wanted)
+            connection, leases, requests, partial(self._take_first, server, connection, leases, asked, is_wanted)
         )
         if is_wanted and connection.registry is not None:  # behind the requests, for which another process waits
             for lease in leases:
@@ -125,24 +112,30 @@ class Lingering:
 
     def _take_first(
         self,
+        server: ServerType,
         connection: Any,
         leases: list[KeyLease],
         asked: list[tuple[Args, Reply]],
         is_wanted: bool,
         replies: list[Reply],
     ) -> None:
-        """Take the replies to the first requests. Mostly all of them say that the key was released."""
+        """Take the replies to the first requests. Mostly all of them say that the key was released.
+
+        What waits for replies keeps the transport alive.
+        """
         if all(reply == settling for (_, settling), reply in zip(asked, replies, strict=True)):
             self._unconfirmed.pop(id(leases), None)
             return
         releases = [Release(lease.key, lease.token, lease.expires_at, contended=is_wanted) for lease in leases]
         pipeline = Pipeline(releases)
         if pipeline.request(connection.capabilities, clock()) == [request for request, _ in asked]:
-            self._take_replies(connection, pipeline, leases, replies)
+            self._take_replies(server, connection, pipeline, leases, replies)
         else:  # the capabilities have fallen since
             self._clean_up_unconfirmed(leases)
 
-    def _take_replies(self, connection: Any, pipeline: Pipeline, leases: list[KeyLease], replies: list[Reply]) -> None:
+    def _take_replies(
+        self, server: ServerType, connection: Any, pipeline: Pipeline, leases: list[KeyLease], replies: list[Reply]
+    ) -> None:
         if id(leases) not in self._unconfirmed:  # cleaned up meanwhile: the connection is not used any more
             return
         try:
@@ -152,7 +145,8 @@ class Lingering:
             return
         if not finished:
             requests = pipeline.request(connection.capabilities, clock())
-            self._post_releases(connection, leases, requests, partial(self._take_replies, connection, pipeline, leases))
+            take = partial(self._take_replies, server, connection, pipeline, leases)
+            self._post_releases(connection, leases, requests, take)
             return
         self._unconfirmed.pop(id(leases), None)
         for lease, was_held in zip(leases, pipeline.results, strict=True):
@@ -161,7 +155,7 @@ class Lingering:
 
     def _clean_up_unconfirmed(self, leases: list[KeyLease]) -> None:
         if id(leases) in self._unconfirmed:
-            self.clean_up([(lease.key, lease.token) for lease in leases])
+            self.server.clean_up([(lease.key, lease.token) for lease in leases])
             self._unconfirmed.pop(id(leases), None)  # last, since an interrupt may come before
 
     def clean_up_unconfirmed(self, but_heard_by: Any = None) -> None:
@@ -170,7 +164,7 @@ class Lingering:
             if but_heard_by is None or leases[0].heard_by is not but_heard_by:
                 self._clean_up_unconfirmed(leases)
 
-    def drop_keys(self, but_heard_by: Any = None) -> None:
+    def drop(self, but_heard_by: Any = None) -> None:
         """Give up what lingers, and clean up what was given back without a reply: the connection is gone.
 
         Args:
@@ -187,19 +181,19 @@ class Lingering:
         now = clock()
         return any(lease.expires_at > now for leases in list(self._unconfirmed.values()) for lease in leases)
 
-    def _forget_keys(self) -> None:
+    def forget(self) -> None:
         """In a forked child: leave all keys to the parent."""
         self._unconfirmed.clear()
         self.key_cache.forget()
 
 
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """A function that calls a method of an object as long as that lives."""
-    reference = weakref.WeakMethod(method)
+def _weakly(server: object, method: Callable[..., None]) -> Callable[..., None]:
+    """A function that calls a method of a part as long as its transport lives."""
+    server_ref, method_ref = weakref.ref(server), weakref.WeakMethod(method)
 
     def call(*args: Any) -> None:
-        live = reference()
-        if live is not None:
+        server, live = server_ref(), method_ref()  # the transport lives until this returns
+        if server is not None and live is not None:
             live(*args)
 
     return call

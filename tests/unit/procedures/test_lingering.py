@@ -34,6 +34,11 @@ class _Transport(Kept):
 
     registry_of = ServerTransport.registry_of
     server_of = ServerTransport.server_of
+
+    @property
+    def lingering(self) -> Any:
+        return self
+
     broken = False
 
     def __init__(self) -> None:

@@ -65,53 +65,66 @@ class _Connection:
         self.takers.append(lambda replies: [on_reply(reply) for reply in replies])
 
 
-class _OfThreads(ThreadLingering):
+class _Server:
+    """A transport, which is its own client."""
+
     def __init__(self) -> None:
-        super().__init__()
-        self.inside = set()
-        self._watcher = {}
         self.connection: Any = _Connection()
         self.cleaned_up: list[tuple[bytes, bytes]] = []
 
+    def owner(self) -> _Server:
+        return self
+
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         self.cleaned_up += entries
+
+    def leave_if_silent(self, connection: Any) -> None:
+        """Go on with it."""
+
+    def close_if_idle(self) -> None:
+        """Keep the connection."""
+
+
+class _OfThreads(_Server):
+    def __init__(self, kind: type[ThreadLingering] = ThreadLingering) -> None:
+        super().__init__()
+        self.inside: set[int] = set()
+        server: Any = self
+        self.lingering = kind(server)
 
     def hear(self, mailbox: Any, timeout_s: float) -> object:
         return None
 
-    def _is_owner_gone(self) -> bool:
-        return False
-
     def look(self) -> None:
         """What its thread does again and again."""
-        self.watch_keys(threading.Lock())
+        self.lingering.watch_keys(threading.Lock())
 
 
-class _Watched(_OfThreads):
+class _Watched(ThreadLingering):
     def watch_until_rest(self) -> None:
         """The test looks after the keys."""
 
 
-class _OfALoop(LoopLingering):
+class _OfALoop(_Server):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
         super().__init__()
-        self.connection: Any = _Connection()
-        self.cleaned_up: list[tuple[bytes, bytes]] = []
+        self.loop = loop
+        server: Any = self
+        self.lingering = LoopLingering(server, loop)
 
-    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
-        self.cleaned_up += entries
+    def in_loop(self, call: Callable[..., object], *args: Any) -> None:
+        call(*args)
 
     def look(self) -> None:
         """What its timer does again and again."""
-        self.watch_keys(self._turn)
+        self.lingering.watch_keys(self.lingering._turn)
 
 
 @pytest.fixture(params=["threads", "loop"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A transport whose keys are watched by the test."""
     if request.param == "threads":
-        yield _Watched()
+        yield _OfThreads(_Watched)
         return
     loop = asyncio.new_event_loop()
     monkeypatch.setattr(asyncio, "_get_running_loop", lambda: loop)
@@ -123,20 +136,20 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def _give_back(transport: Any) -> Any:
     """Let a key linger that its connection has granted, and give it up. Returns the connection."""
     connection = transport.connection
-    cached = transport.key_cache.of(KEY)
+    cached = transport.lingering.key_cache.of(KEY)
     cached.lease = lease_of(clock(), heard_by=connection)
-    transport.key_cache.watch()
+    transport.lingering.key_cache.watch()
     transport.look()
-    transport.key_cache.hear_wanted(KEY)
+    transport.lingering.key_cache.hear_wanted(KEY)
     return connection
 
 
 def test_release_that_is_answered_is_done_with(transport: Any) -> None:
     connection = _give_back(transport)
-    assert transport.has_unconfirmed
+    assert transport.lingering.has_unconfirmed
     assert [request[0] for request in connection.posted] == [b"EVALSHA"]
     connection.takers[0]([1])
-    assert not transport.has_unconfirmed
+    assert not transport.lingering.has_unconfirmed
     assert transport.cleaned_up == []
 
 
@@ -145,7 +158,7 @@ def test_release_without_a_reply_is_cleaned_up_once_there_is_another_connection(
     transport.connection = _Connection()
     transport.look()
     assert transport.cleaned_up == [(KEY, TOKEN)]
-    assert not transport.has_unconfirmed
+    assert not transport.lingering.has_unconfirmed
 
 
 def test_release_without_a_reply_is_cleaned_up_once_the_connection_is_gone(transport: Any) -> None:
@@ -156,19 +169,19 @@ def test_release_without_a_reply_is_cleaned_up_once_the_connection_is_gone(trans
 
 
 def test_what_another_connection_has_granted_is_cleaned_up(transport: Any) -> None:
-    transport.key_cache.of(KEY).lease = lease_of(clock(), heard_by="another registry")
-    transport.key_cache.drop_all()
+    transport.lingering.key_cache.of(KEY).lease = lease_of(clock(), heard_by="another registry")
+    transport.lingering.key_cache.drop_all()
     assert transport.cleaned_up == [(KEY, TOKEN)]
     assert transport.connection.posted == []
 
 
 def test_forked_child_leaves_the_keys_to_its_parent(transport: Any) -> None:
     connection = _give_back(transport)
-    transport.key_cache.of(KEY).lease = lease_of(clock(), heard_by=connection)
-    transport._forget_keys()
-    transport.key_cache.drop_all()
-    transport.clean_up_unconfirmed()
-    assert transport.key_cache.of(KEY).lease is None
+    transport.lingering.key_cache.of(KEY).lease = lease_of(clock(), heard_by=connection)
+    transport.lingering.forget()
+    transport.lingering.key_cache.drop_all()
+    transport.lingering.clean_up_unconfirmed()
+    assert transport.lingering.key_cache.of(KEY).lease is None
     assert transport.cleaned_up == []
     assert len(connection.posted) == 1
 
@@ -176,14 +189,14 @@ def test_forked_child_leaves_the_keys_to_its_parent(transport: Any) -> None:
 def test_release_that_has_no_reply_yet_is_watched(transport: Any) -> None:
     connection = _give_back(transport)
     connection.takers[0]([1])
-    cached = transport.key_cache.of(KEY)
+    cached = transport.lingering.key_cache.of(KEY)
     assert cached.try_lock()
-    assert transport.key_cache.rests()
+    assert transport.lingering.key_cache.rests()
     cached.lease = lease_of(clock(), heard_by=connection)
     cached.drop()
     cached.free()
-    assert transport.has_unconfirmed
-    assert transport.key_cache.is_watched
+    assert transport.lingering.has_unconfirmed
+    assert transport.lingering.key_cache.is_watched
 
 
 def test_keys_are_given_up_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +206,12 @@ def test_keys_are_given_up_where_no_thread_can_be_started(monkeypatch: pytest.Mo
     monkeypatch.setattr(threading.Thread, "start", refuse)
     transport = _OfThreads()
     for name in (b"first", b"second"):
-        cached = transport.key_cache.of(name)
+        cached = transport.lingering.key_cache.of(name)
         assert cached.try_lock()
         cached.lease = lease_of(clock(), heard_by=transport.connection)
         cached.release(clock(), linger_s=1.0)
     assert len(transport.connection.posted) == 2
-    assert not transport.key_cache.is_watched
+    assert not transport.lingering.key_cache.is_watched
 
 
 class _Asleep:
@@ -207,19 +220,19 @@ class _Asleep:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rest_s: float) -> None:
         self.transport = _OfThreads()
         self.started = 0
-        monkeypatch.setattr(self.transport, "_start_watching", self._note_start)
-        self.transport.key_cache.watch()
+        monkeypatch.setattr(self.transport.lingering, "_start_watching", self._note_start)
+        self.transport.lingering.key_cache.watch()
         self.woken = threading.Lock()
         self.woken.acquire()
-        self.transport._watcher[0] = self.woken
-        self.goes_on = start(lambda: self.transport._sleep(self.woken, rest_s))
-        wait_until(lambda: not self.transport.key_cache.is_watched, "it sleeps")
+        self.transport.lingering._watcher[0] = self.woken
+        self.goes_on = start(lambda: self.transport.lingering._sleep(self.woken, rest_s))
+        wait_until(lambda: not self.transport.lingering.key_cache.is_watched, "it sleeps")
 
     def _note_start(self) -> None:
         self.started += 1
 
     def give_back(self) -> None:
-        cached = self.transport.key_cache.of(KEY)
+        cached = self.transport.lingering.key_cache.of(KEY)
         assert cached.try_lock()
         cached.lease = lease_of(clock(), heard_by=self.transport.connection)
         cached.drop()
@@ -228,23 +241,23 @@ class _Asleep:
 
 def test_thread_that_sleeps_is_woken_by_the_next_key_that_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
     asleep = _Asleep(monkeypatch, PATIENCE_S)
-    cached = asleep.transport.key_cache.of(KEY)
+    cached = asleep.transport.lingering.key_cache.of(KEY)
     assert cached.try_lock()
     cached.lease = lease_of(clock(), heard_by=asleep.transport.connection)
     cached.release(clock(), linger_s=1.0)
     assert asleep.goes_on.result(PATIENCE_S) is True
-    assert asleep.transport.key_cache.is_watched
+    assert asleep.transport.lingering.key_cache.is_watched
     assert asleep.started == 1
 
 
 def test_thread_that_sleeps_is_not_woken_by_what_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     asleep = _Asleep(monkeypatch, PATIENCE_S)
     heard = threading.Event()
-    monkeypatch.setattr(asleep.transport, "_listen", lambda _: heard.set())
+    monkeypatch.setattr(asleep.transport.lingering, "_listen", lambda _: heard.set())
     asleep.give_back()
-    assert not asleep.transport.key_cache.is_watched
+    assert not asleep.transport.lingering.key_cache.is_watched
     assert heard.wait(PATIENCE_S), "it looks for the reply"
-    asleep.transport.key_cache.watch()
+    asleep.transport.lingering.key_cache.watch()
     assert asleep.goes_on.result(PATIENCE_S) is True
     assert asleep.started == 1
 
@@ -258,13 +271,13 @@ def test_thread_that_sleeps_ends_where_no_key_lingers(monkeypatch: pytest.Monkey
 
 def test_thread_that_is_woken_when_it_is_about_to_end_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asleep = _Asleep(monkeypatch, PATIENCE_S)
-    asleep.transport.key_cache.watch()
+    asleep.transport.lingering.key_cache.watch()
     assert asleep.goes_on.result(PATIENCE_S) is True
     asleep.woken.release()  # once more, by a caller that has seen it asleep
-    assert asleep.transport._ends(asleep.woken) is False
-    assert asleep.transport._watcher == {0: asleep.woken}
-    assert asleep.transport._ends(asleep.woken) is True
-    assert asleep.transport._watcher == {}
+    assert asleep.transport.lingering._ends(asleep.woken) is False
+    assert asleep.transport.lingering._watcher == {0: asleep.woken}
+    assert asleep.transport.lingering._ends(asleep.woken) is True
+    assert asleep.transport.lingering._watcher == {}
 
 
 def test_error_does_not_end_the_watching(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -274,13 +287,13 @@ def test_error_does_not_end_the_watching(monkeypatch: pytest.MonkeyPatch, caplog
     def sweep(_now: float) -> bool:
         for error in errors:
             raise error
-        transport.key_cache.is_watched = False
+        transport.lingering.key_cache.is_watched = False
         return False
 
-    monkeypatch.setattr(transport.key_cache, "sweep", sweep)
-    monkeypatch.setattr(transport, "_sleep", lambda *_: False)
-    transport.watch_until_rest()
-    assert not transport.key_cache.is_watched, "it went on"
+    monkeypatch.setattr(transport.lingering.key_cache, "sweep", sweep)
+    monkeypatch.setattr(transport.lingering, "_sleep", lambda *_: False)
+    transport.lingering.watch_until_rest()
+    assert not transport.lingering.key_cache.is_watched, "it went on"
     assert [record.getMessage() for record in caplog.records] == ["Keys that linger could not be watched."]
 
 
@@ -289,9 +302,9 @@ def test_end_of_a_program_waits_for_what_the_watching_has_just_taken_out(monkeyp
     connection = transport.connection
     calls: list[float] = []
     connection.call = lambda _request, timeout_s: calls.append(timeout_s)
-    cached = transport.key_cache.of(KEY)
+    cached = transport.lingering.key_cache.of(KEY)
     cached.lease = lease_of(clock(), heard_by=connection)
-    give_up = transport.key_cache.give_up
+    give_up = transport.lingering.key_cache.give_up
     taken_out, may_give_up = threading.Event(), threading.Event()
 
     def give_up_later(leases: list[KeyLease], is_wanted: bool) -> None:
@@ -299,12 +312,12 @@ def test_end_of_a_program_waits_for_what_the_watching_has_just_taken_out(monkeyp
         assert may_give_up.wait(PATIENCE_S)
         give_up(leases, is_wanted)
 
-    monkeypatch.setattr(transport.key_cache, "give_up", give_up_later)
-    monkeypatch.setattr(transport, "_start_watching", lambda: None)
+    monkeypatch.setattr(transport.lingering.key_cache, "give_up", give_up_later)
+    monkeypatch.setattr(transport.lingering, "_start_watching", lambda: None)
     sweeping = start(transport.look)
     assert taken_out.wait(PATIENCE_S)
     monkeypatch.setattr("redislock_fast._transport.threads.lingering.time.sleep", lambda _: may_give_up.set())
-    transport.give_back_keys(PATIENCE_S)
+    transport.lingering.give_back(PATIENCE_S)
     assert len(connection.posted) == 1, "the key is given up"
     assert len(calls) == 1, "and its reply is waited for"
     may_give_up.set()
@@ -319,10 +332,10 @@ def test_one_thread_listens_however_many_are_started() -> None:
         listening.release()
         return not may_end.wait(PATIENCE_S)
 
-    transport.watch_keys = listen  # type: ignore[assignment,method-assign]
-    first = start(transport.watch_until_rest)
+    transport.lingering.watch_keys = listen  # type: ignore[assignment,method-assign]
+    first = start(transport.lingering.watch_until_rest)
     assert listening.acquire(timeout=PATIENCE_S)
-    start(transport.watch_until_rest).result(PATIENCE_S)
+    start(transport.lingering.watch_until_rest).result(PATIENCE_S)
     may_end.set()
     first.result(PATIENCE_S)
     assert not listening.acquire(blocking=False)
@@ -334,7 +347,7 @@ def test_release_that_was_cleaned_up_is_not_sent_again(transport: Any) -> None:
     transport.look()
     connection.takers[0]([hiredis.ReplyError("NOSCRIPT No matching script. Please use EVAL.")])
     assert len(connection.posted) == 1
-    assert not transport.has_unconfirmed
+    assert not transport.lingering.has_unconfirmed
 
 
 def test_release_is_sent_again_where_the_server_does_not_know_the_script(transport: Any) -> None:
@@ -342,16 +355,16 @@ def test_release_is_sent_again_where_the_server_does_not_know_the_script(transpo
     connection.takers[0]([hiredis.ReplyError("NOSCRIPT No matching script. Please use EVAL.")])
     assert [request[0] for request in connection.posted] == [b"EVALSHA", b"EVAL"]
     connection.takers[1]([1])
-    assert not transport.has_unconfirmed
+    assert not transport.lingering.has_unconfirmed
     assert transport.cleaned_up == []
 
 
 def test_release_on_a_connection_that_ends_before_the_keys_are_watched_is_cleaned_up(transport: Any) -> None:
     connection = transport.connection
-    cached = transport.key_cache.of(KEY)
+    cached = transport.lingering.key_cache.of(KEY)
     cached.lease = lease_of(clock(), heard_by=connection)
-    transport.key_cache.watch()
-    transport.key_cache.hear_wanted(KEY)
+    transport.lingering.key_cache.watch()
+    transport.lingering.key_cache.hear_wanted(KEY)
     transport.connection = None
     transport.look()
     assert transport.cleaned_up == [(KEY, TOKEN)]
@@ -364,24 +377,24 @@ def test_key_is_given_back_after_an_interrupt_at_any_line_of_the_watching(transp
     while place:
         number += 1
         transport.connection, transport.cleaned_up = _Connection(), []
-        cached = transport.key_cache.of(KEY)
+        cached = transport.lingering.key_cache.of(KEY)
         cached.lease = lease_of(clock(), heard_by=transport.connection)
         cached.idle_until = clock() - 1
-        transport._sweeps_at = 0.0
-        transport.key_cache.watch()
+        transport.lingering._sweeps_at = 0.0
+        transport.lingering.key_cache.watch()
         place = interrupted_at(number, transport.look, *files, "_lease/key_cache.py")
-        transport._sweeps_at = 0.0
+        transport.lingering._sweeps_at = 0.0
         transport.look()
         assert any(TOKEN in words for words in (*transport.cleaned_up, *transport.connection.posted)), place
-        assert transport.key_cache.of(KEY).locked_by == {}, place
-        assert transport.key_cache.of(KEY).lease is None, place
-        transport._unconfirmed.clear()
+        assert transport.lingering.key_cache.of(KEY).locked_by == {}, place
+        assert transport.lingering.key_cache.of(KEY).lease is None, place
+        transport.lingering._unconfirmed.clear()
     assert number > 10
 
 
 def test_release_that_was_begun_twice_reports_no_loss(transport: Any, caplog: pytest.LogCaptureFixture) -> None:
     connection = transport.connection
-    cached = transport.key_cache.of(KEY)
+    cached = transport.lingering.key_cache.of(KEY)
     lease = cached.lease = lease_of(clock(), heard_by=connection)
     assert cached.try_lock()
     cached.drop()

@@ -109,11 +109,7 @@ class LoopCleanup(Cleanup["LoopServerTransport"]):
         if not isinstance(error, GeneratorExit):
             self.tidy(operation, unanswered, failed=True)
         elif not self._loop.is_closed():  # the task was dropped, and the garbage collector closes it, in any thread
-            self._loop.call_soon_threadsafe(_tidy, self.server, operation, unanswered)
-
-
-def _tidy(server: LoopServerTransport, operation: Operation, unanswered: list[AsyncConnection]) -> None:
-    server.cleanup.tidy(operation, unanswered, failed=True)
+            self._loop.call_soon_threadsafe(self.server.in_loop, self.tidy, operation, unanswered, True)
 
 
 async def _clean_up_in_background(server_ref: weakref.ref[LoopServerTransport]) -> None:

@@ -87,7 +87,7 @@ class AsyncTransport:
         return self.of_running_loop().key_cache_of(key)
 
     def registry_of(self, key: bytes) -> WaiterRegistry | None:
-        """The registry that hears when this key is wanted; see `Lingering.registry_of`."""
+        """The registry that hears when this key is wanted; see `ServerTransport.registry_of`."""
         return self.of_running_loop().registry_of(key)
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:

@@ -42,12 +42,17 @@ class _Cleanup(Protocol):
         """The task that cleans up; None where nothing is to be cleaned up, or nothing can be."""
 
 
+class _Lingering(Protocol):
+    def give_up(self) -> None:
+        """Give up the keys that linger."""
+
+
 class _ServerTransport(Protocol):
     @property
     def cleanup(self) -> _Cleanup: ...
 
-    def give_up_keys(self) -> None:
-        """Give up the keys that linger."""
+    @property
+    def lingering(self) -> _Lingering: ...
 
     def stop(self) -> Iterable[asyncio.Task[Any]]:
         """Cancel the tasks of the server transport, and return them."""
@@ -119,7 +124,7 @@ class LoopEnd:
             await self._wait(closing, give_up)
         servers = list(self._servers)
         for server in servers:
-            server.give_up_keys()
+            server.lingering.give_up()
         try:
             while cleaning_up := [task for server in servers if (task := server.cleanup.cleaning_up()) is not None]:
                 if not await self._wait(cleaning_up, give_up):

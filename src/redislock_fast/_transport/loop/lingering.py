@@ -10,13 +10,16 @@ import asyncio
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.key_lease import KeyLease, LocalWaiter
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._transport.lingering import Lingering
 from redislock_fast._util import fork
 from redislock_fast._util.times import clock
+
+if TYPE_CHECKING:
+    from redislock_fast._transport.loop.server import LoopServerTransport
 
 __all__ = ["LoopLingering"]
 
@@ -54,15 +57,20 @@ class _TaskWaiter(LocalWaiter):
             self.woken = self._loop.create_future()
 
 
-class LoopLingering(Lingering):
-    """The part of a `LoopServerTransport` that keeps keys for locks with `linger`."""
+class LoopLingering(Lingering["LoopServerTransport"]):
+    """The part of a `LoopServerTransport` that keeps keys for locks with `linger`.
 
-    loop: asyncio.AbstractEventLoop
-    _listening_on: Any = None
-    _turn: object = None  # of the next look at the keys
+    Args:
+        server: the transport.
+        loop: the running loop.
+    """
 
-    def _waiter_factory(self) -> Callable[[], LocalWaiter]:
-        return partial(_TaskWaiter, self.loop)
+    def __init__(self, server: LoopServerTransport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(server, partial(_TaskWaiter, loop))
+        self.key_cache.loop = loop
+        self._loop = loop
+        self._listening_on: Any = None
+        self._turn: object = None  # of the next look at the keys
 
     def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
         replies: list[Reply] = []
@@ -76,22 +84,15 @@ class LoopLingering(Lingering):
             connection.pipe.post(request, note)
 
     def _give_back(self, leases: list[KeyLease], is_wanted: bool) -> None:
-        self._in_loop(super()._give_back, leases, is_wanted)
+        self.server.in_loop(super()._give_back, leases, is_wanted)
 
     def _watch_keys(self) -> None:
-        self._in_loop(self._watch_later)
-
-    def _in_loop(self, call: Callable[..., object], *args: Any) -> None:
-        """Call this in the loop: at once where that runs here, soon from another thread, never once it is closed."""
-        if asyncio._get_running_loop() is self.loop:  # noqa: SLF001  # as in `Mailbox.tell`
-            call(*args)
-        elif not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(call, *args)
+        self.server.in_loop(self._watch_later)
 
     def _watch_later(self) -> asyncio.TimerHandle:
         # The timer keeps the transport alive, but not the client: where that is gone, what lingers must be given back.
         self._turn = turn = object()
-        return self.loop.call_later(self.tick_s, self.watch_keys, turn)
+        return self._loop.call_later(self.tick_s, self.server.in_loop, self.watch_keys, turn)
 
     def watch_keys(self, turn: object) -> None:
         """Give up what has lingered for long enough, and look again later if anything lingers."""
@@ -105,22 +106,23 @@ class LoopLingering(Lingering):
             raise
         if not self._sweep_keys():
             later.cancel()
-            self.close_if_idle()
+            self.server.close_if_idle()
 
     def _sweep_keys(self) -> bool:
         self._leave_if_unconfirmed()
-        cache, connection = self.key_cache, self.connection
-        if self._is_owner_gone():
+        cache, server = self.key_cache, self.server
+        connection = server.connection
+        if server.owner() is None:
             cache.drop_all()
         if connection is None or connection is not self._listening_on:
             self._listening_on = connection
-            self.drop_keys(None if connection is None else connection.registry)
+            self.drop(None if connection is None else connection.registry)
             if connection is not None:
-                connection.pipe.closed.add_done_callback(partial(_note_broken, weakref.ref(self)))
+                connection.pipe.closed.add_done_callback(partial(_note_broken, weakref.ref(server)))
         return cache.sweep(clock()) or self.has_unconfirmed or not cache.rests()
 
 
-def _note_broken(transport_ref: weakref.ref[LoopLingering], _: object) -> None:
-    transport = transport_ref()
-    if transport is not None:
-        transport.drop_keys()
+def _note_broken(server_ref: weakref.ref[LoopServerTransport], _: object) -> None:
+    server = server_ref()
+    if server is not None:
+        server.lingering.drop()

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import math
 import weakref
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -151,7 +151,7 @@ class Mailbox:
                 timer.cancel()
 
 
-class LoopServerTransport(LoopLingering, ServerTransport[AsyncConnection]):
+class LoopServerTransport(ServerTransport[AsyncConnection]):
     """All that one event loop sends to one server.
 
     Args:
@@ -163,15 +163,16 @@ class LoopServerTransport(LoopLingering, ServerTransport[AsyncConnection]):
     """
 
     cleanup: LoopCleanup
+    lingering: LoopLingering
 
     def __init__(self, owner: Any, end: LoopEnd | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         super().__init__(owner)
         self._end = end or LoopEnd()
         self.cleanup = LoopCleanup(self, self.loop, self._end)
+        self.lingering = LoopLingering(self, self.loop)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._alarms = Alarms(self.loop)
-        self.key_cache.loop = self.loop
         self._opening: asyncio.Task[None] | None = None
         self._all_dedicated: weakref.WeakSet[LoopServerTransport] = weakref.WeakSet()
         self._dedicated: list[LoopServerTransport] = []  # those of them that are not in use
@@ -410,7 +411,7 @@ class LoopServerTransport(LoopLingering, ServerTransport[AsyncConnection]):
             opening.exception()  # marks it as retrieved, even where no caller waits any more
 
     def note_closing(self) -> None:
-        self._in_loop(super().note_closing)
+        self.in_loop(super().note_closing)
 
     def _close_idle(self, connection: AsyncConnection) -> bool:
         idle = connection.pipe.is_idle and not connection.pipe.broken
@@ -423,6 +424,16 @@ class LoopServerTransport(LoopLingering, ServerTransport[AsyncConnection]):
             super().authenticate(request)
         elif not self.has_ended and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(super().authenticate, request)
+
+    def in_loop(self, call: Callable[..., object], *args: Any) -> None:
+        """Call this in the loop: at once where that runs here, soon from another thread, never once it is closed.
+
+        The transport lives until then. So it does as the callback of a timer: of a method of its parts, for example.
+        """
+        if asyncio._get_running_loop() is self.loop:  # noqa: SLF001  # as in `Mailbox.tell`
+            call(*args)
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.in_loop, call, *args)
 
     # ---- the tasks, which end with the loop ----
 
@@ -451,4 +462,4 @@ class LoopServerTransport(LoopLingering, ServerTransport[AsyncConnection]):
         for server in (self, *self._all_dedicated):
             if server.connection is not None:
                 server.connection.pipe.abandon()
-            server._forget_keys()  # noqa: SLF001  # of its own class
+            server.lingering.forget()

@@ -24,9 +24,8 @@ import logging
 import threading
 import time
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
@@ -36,6 +35,9 @@ from redislock_fast._util import fork, patching
 from redislock_fast._util.exits import at_child_exit
 from redislock_fast._util.times import clock
 from redislock_fast._util.weak import members
+
+if TYPE_CHECKING:
+    from redislock_fast._transport.threads.server import ThreadServerTransport
 
 __all__ = ["ThreadLingering"]
 
@@ -81,34 +83,32 @@ class _ThreadWaiter(LocalWaiter):
         self._asleep.acquire(timeout=-1 if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
 
 
-class ThreadLingering(Lingering):
-    """The part of a `ThreadServerTransport` that keeps keys for locks with `linger`."""
+class ThreadLingering(Lingering["ThreadServerTransport"]):
+    """The part of a `ThreadServerTransport` that keeps keys for locks with `linger`.
 
-    inside: set[int]
-    _listening_on: Any = None
-    _mailbox: Any = None
-    _used_at = 0.0
-    _posted_at = 0.0
-    _sweeps_at = 0.0
-    _is_sweeping = False
-    _watcher: dict[int, threading.Lock]
+    Args:
+        server: the transport.
+    """
 
-    @abstractmethod
-    def hear(self, mailbox: Any, timeout_s: float) -> object:
-        """Wait for the next message in a mailbox; see `ThreadServerTransport`."""
-
-    def _waiter_factory(self) -> Callable[[], LocalWaiter]:
-        return _ThreadWaiter
+    def __init__(self, server: ThreadServerTransport) -> None:
+        super().__init__(server, _ThreadWaiter)
+        self._watcher: dict[int, threading.Lock] = {}
+        self._listening_on: Any = None
+        self._mailbox: Any = None
+        self._used_at = 0.0
+        self._posted_at = 0.0
+        self._sweeps_at = 0.0
+        self._is_sweeping = False
 
     def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
-        thread = threading.get_ident()
-        was_inside = thread in self.inside
+        thread, server = threading.get_ident(), self.server
+        was_inside = thread in server.inside
         try:
-            self.inside.add(thread)
+            server.inside.add(thread)
             connection.pipe.post_many(requests, on_replies)
         finally:
             if not was_inside:
-                self.inside.discard(thread)
+                server.inside.discard(thread)
 
     def _watch_keys(self) -> None:
         self._used_at = clock()
@@ -116,10 +116,10 @@ class ThreadLingering(Lingering):
             patching.adapt()
             if patching.in_force is threading.local:  # else this is a thread of the package
                 return  # `resume` has begun it
-        if not self._wake_watcher():
+        if not self.wake():
             self._start_watching()
 
-    def _wake_watcher(self) -> bool:
+    def wake(self) -> bool:
         """Wake the thread that listens, should it sleep. Returns False where there is none, or it has just ended."""
         woken = self._watcher.get(0)
         if woken is None:
@@ -129,8 +129,9 @@ class ThreadLingering(Lingering):
         return self._watcher.get(0) is woken
 
     def _start_watching(self) -> None:
-        watcher = threading.Thread(target=_watch, args=(self,), name="redislock_fast-linger", daemon=True)
-        _watched.add(self)
+        server = self.server
+        watcher = threading.Thread(target=_watch, args=(server,), name="redislock_fast-linger", daemon=True)
+        _watched.add(server)
         at_child_exit(_give_back_at_exit)
         try:
             watcher.start()
@@ -166,7 +167,7 @@ class ThreadLingering(Lingering):
         cache, now = self.key_cache, clock()
         if now >= self._sweeps_at:
             self._sweeps_at = now + self.tick_s
-            is_owner_gone = self._is_owner_gone()
+            is_owner_gone = self.server.owner() is None
             if is_owner_gone:
                 cache.drop_all()
             if self._sweep(now):
@@ -203,49 +204,50 @@ class ThreadLingering(Lingering):
     def _listen(self, limit_s: float) -> None:
         """Listen for messages, or wait while callers do, for `limit_s` seconds at most."""
         self._leave_if_unconfirmed()
-        connection = self.connection
+        connection: Any = self.server.connection
         if connection is not self._listening_on:
             self._listening_on = connection
             self._mailbox = None if connection is None else connection.pipe.mailbox()
-            self.drop_keys(None if connection is None else connection.registry)
+            self.drop(None if connection is None else connection.registry)
         if self._mailbox is not None and connection.pipe.silence_s < _BUSY_S:
             time.sleep(_BUSY_S)
         elif self._mailbox is None or self._hear_keys(limit_s) is BROKEN:
             self._mailbox = None
-            self.drop_keys()
+            self.drop()
             time.sleep(limit_s)
 
     def _hear_keys(self, limit_s: float) -> object:
         try:
-            return self.hear(self._mailbox, limit_s)
+            return self.server.hear(self._mailbox, limit_s)
         except Exception:  # a bug of ours must not end the watching
             logger.exception("The connection of keys that linger failed.")
             return BROKEN
 
-    def _forget_keys(self) -> None:
-        super()._forget_keys()
+    def forget(self) -> None:
+        super().forget()
         self._watcher = {}
 
-    def _resume_watching(self) -> None:
+    def resume(self) -> None:
         """After a patch, where the former thread has ended: start another one if it listened."""
+        self.drop()
         self._watcher = {}
         if self.key_cache.is_watched:
             self._start_watching()
 
-    def give_back_keys(self, limit_s: float) -> None:
+    def give_back(self, limit_s: float) -> None:
         """Give up what lingers, and wait for the server's replies, for `limit_s` seconds at most."""
         give_up_at = clock() + limit_s
-        self.give_up_keys()
+        self.give_up()
         while self._is_sweeping and clock() < give_up_at:  # what the watcher has just taken out is about to leave
             time.sleep(_LOOKS_AT_SWEEP_EVERY_S)
-        connection = self.connection
+        connection = self.server.connection
         self.clean_up_unconfirmed(None if connection is None else connection.registry)
         if connection is not None and self.has_unconfirmed:
             with contextlib.suppress(ConnectionBroken, NoReply):  # replies come in order
                 connection.pipe.call((b"PING",), max(give_up_at - clock(), 0.0))
 
 
-_watched: weakref.WeakSet[ThreadLingering] = weakref.WeakSet()
+_watched: weakref.WeakSet[ThreadServerTransport] = weakref.WeakSet()
 fork.on_fork(_watched.clear)
 
 
@@ -253,12 +255,12 @@ fork.on_fork(_watched.clear)
 def _give_back_at_exit() -> None:
     fork.generation()  # has the parent's forgotten in a child
     deadline = clock() + _EXIT_LIMIT_S
-    for transport in members(_watched):
-        transport.give_back_keys(max(deadline - clock(), 0.0))
+    for server in members(_watched):
+        server.lingering.give_back(max(deadline - clock(), 0.0))
 
 
 @patching.own_thread
-def _watch(transport: ThreadLingering) -> None:
+def _watch(server: ThreadServerTransport) -> None:
     # It keeps the transport alive, but not the client: where that is gone, what lingers must still be given back.
-    transport.watch_until_rest()
-    transport.close_if_idle()
+    server.lingering.watch_until_rest()
+    server.close_if_idle()

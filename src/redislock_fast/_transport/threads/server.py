@@ -47,7 +47,7 @@ from redislock_fast._util.times import FOREVER_S, clock
 __all__ = ["ThreadServerTransport"]
 
 
-class ThreadServerTransport(ThreadLingering, ServerTransport[Connection], patching.Adaptable):
+class ThreadServerTransport(ServerTransport[Connection], patching.Adaptable):
     """All that this process sends to one server.
 
     Args:
@@ -58,13 +58,14 @@ class ThreadServerTransport(ThreadLingering, ServerTransport[Connection], patchi
     """
 
     cleanup: ThreadCleanup
+    lingering: ThreadLingering
 
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         self.inside: set[int] = set()
         self._child = 0  # the forked child in which `inside` was made
         self.cleanup = ThreadCleanup(self)
-        self._watcher = {}
+        self.lingering = ThreadLingering(self)
         self._connecting = threading.RLock()
         self._dedicated: list[ThreadServerTransport] = []
         fork.forget_in_child(self)
@@ -367,7 +368,7 @@ class ThreadServerTransport(ThreadLingering, ServerTransport[Connection], patchi
         connection, self.connection = self.connection, None
         self._connecting = threading.RLock()
         self.cleanup.forget()
-        self._forget_keys()
+        self.lingering.forget()
         self.forget_inside()
         self._dedicated.clear()  # each of them has a `forget` of its own
         self.kept_by_wings = {}
@@ -384,7 +385,7 @@ class ThreadServerTransport(ThreadLingering, ServerTransport[Connection], patchi
             self._child, self.inside = process, set()
 
     def wake(self) -> None:
-        self._wake_watcher()
+        self.lingering.wake()
 
     def adapt(self) -> None:
         """After a patch: go on as after the loss of the connection, on which a wait would stop all greenlets."""
@@ -394,7 +395,6 @@ class ThreadServerTransport(ThreadLingering, ServerTransport[Connection], patchi
         self._drop(self.connection)
 
     def resume(self) -> None:
-        self.drop_keys()
-        self._resume_watching()
+        self.lingering.resume()
         if not self.cleanup.idle:
             self.cleanup.start()
