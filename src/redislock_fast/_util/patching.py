@@ -21,7 +21,7 @@ import time
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Protocol
 
 from redislock_fast._util import fork
 from redislock_fast._util.weak import members
@@ -32,8 +32,19 @@ _END_LIMIT_S = 1.0
 """How long `adapt` waits for the package's own threads. Most end within 0.1 s."""
 
 
+class _Adapting(Protocol):
+    def wake(self) -> None: ...
+
+    def adapt(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
 class Adaptable:
-    """An object with locks, threads or connections that may be older than a patch."""
+    """An object with locks, threads or connections that may be older than a patch.
+
+    One that has all three methods need not derive from this class.
+    """
 
     def wake(self) -> None:
         """Wake the object's own threads. They end: something else is `in_force` now."""
@@ -49,14 +60,14 @@ _Args = ParamSpec("_Args")
 
 in_force: Any = threading.local
 _native_sleep = time.sleep
-_adaptables: weakref.WeakSet[Adaptable] = weakref.WeakSet()
+_adaptables: weakref.WeakSet[_Adapting] = weakref.WeakSet()
 _callbacks: list[Callable[[], None]] = []
 _own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _own = threading.local()  # has `is_here` in the package's own threads
 fork.on_fork(_own_threads.clear)
 
 
-def adapt_later(holder: Adaptable) -> None:
+def adapt_later(holder: _Adapting) -> None:
     """Have the object adapted after a patch, as long as it lives."""
     _adaptables.add(holder)
 

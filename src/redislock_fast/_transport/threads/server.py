@@ -47,7 +47,7 @@ from redislock_fast._util.times import FOREVER_S, clock
 __all__ = ["ThreadServerTransport"]
 
 
-class ThreadServerTransport(ServerTransport[Connection], patching.Adaptable):
+class ThreadServerTransport(ServerTransport[Connection]):
     """All that this process sends to one server.
 
     Args:
