@@ -178,6 +178,8 @@ class Keeper(Process):
         """Call this: everything here happens in one thread."""
         call(*args)
 
+    call = in_loop
+
     def leave_if_silent(self, connection: ClientConnection) -> None:
         """Send nothing more on a connection that has been silent for too long: none is."""
 

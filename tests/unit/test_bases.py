@@ -27,7 +27,7 @@ EXCEPTIONS = {
 
 
 def bases_that_count(class_: type) -> list[type]:
-    """The classes of the package that a class derives from, but for protocols and exceptions."""
+    """The classes of the package that a class derives from, except protocols and exceptions."""
     return [
         base
         for base in class_.__mro__[1:]

@@ -45,8 +45,8 @@ class Claims:
     """The claims of one server transport.
 
     Args:
-        clean_up: `Cleanup.clean_up` of the transport. Only a weak reference is kept: a request under way must not keep
-            the transport alive.
+        clean_up: `ServerTransport.clean_up`. Only a weak reference is kept: a request under way must not keep the
+            transport alive.
     """
 
     def __init__(self, clean_up: Callable[[list[tuple[bytes, bytes]]], None]) -> None:

@@ -115,6 +115,8 @@ class _OfALoop(_Server):
     def in_loop(self, call: Callable[..., object], *args: Any) -> None:
         call(*args)
 
+    call = in_loop
+
     def look(self) -> None:
         """What its timer does again and again."""
         self.lingering.watch_keys(self.lingering._turn)

@@ -74,8 +74,8 @@ class LoopCleanup(Cleanup["LoopServerTransport"]):
         if self.cleaner is None or self.cleaner.done():
             # The task keeps no server transport alive, except for its first attempt.
             self._end.kept[server] = server.owner()
-            self.cleaner = cleaner = server.start(_clean_up_in_background(weakref.ref(server)))
-            cleaner.add_done_callback(partial(_clean_up_again, weakref.ref(server)))
+            self.cleaner = cleaner = server.start(_clean_up_in_background(self._server))
+            cleaner.add_done_callback(partial(_clean_up_again, self._server))
         return True
 
     async def before(self, operation: Operation, attempts: Attempts) -> None:
@@ -109,7 +109,7 @@ class LoopCleanup(Cleanup["LoopServerTransport"]):
         if not isinstance(error, GeneratorExit):
             self.tidy(operation, unanswered, failed=True)
         elif not self._loop.is_closed():  # the task was dropped, and the garbage collector closes it, in any thread
-            self._loop.call_soon_threadsafe(self.server.in_loop, self.tidy, operation, unanswered, True)
+            self._loop.call_soon_threadsafe(self.server.call, self.tidy, operation, unanswered, True)
 
 
 async def _clean_up_in_background(server_ref: weakref.ref[LoopServerTransport]) -> None:

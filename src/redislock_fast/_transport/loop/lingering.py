@@ -92,7 +92,7 @@ class LoopLingering(Lingering["LoopServerTransport"]):
     def _watch_later(self) -> asyncio.TimerHandle:
         # The timer keeps the transport alive, but not the client: where that is gone, what lingers must be given back.
         self._turn = turn = object()
-        return self._loop.call_later(self.tick_s, self.server.in_loop, self.watch_keys, turn)
+        return self._loop.call_later(self.tick_s, self.server.call, self.watch_keys, turn)
 
     def watch_keys(self, turn: object) -> None:
         """Give up what has lingered for long enough, and look again later if anything lingers."""
@@ -118,7 +118,7 @@ class LoopLingering(Lingering["LoopServerTransport"]):
             self._listening_on = connection
             self.drop(None if connection is None else connection.registry)
             if connection is not None:
-                connection.pipe.closed.add_done_callback(partial(_note_broken, weakref.ref(server)))
+                connection.pipe.closed.add_done_callback(partial(_note_broken, self._server))
         return cache.sweep(clock()) or self.has_unconfirmed or not cache.rests()
 
 

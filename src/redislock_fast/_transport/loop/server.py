@@ -426,14 +426,15 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
             self.loop.call_soon_threadsafe(super().authenticate, request)
 
     def in_loop(self, call: Callable[..., object], *args: Any) -> None:
-        """Call this in the loop: at once where that runs here, soon from another thread, never once it is closed.
-
-        The transport lives until then. So it does as the callback of a timer: of a method of its parts, for example.
-        """
+        """Call this in the loop: at once where that runs here, soon from another thread, never once it is closed."""
         if asyncio._get_running_loop() is self.loop:  # noqa: SLF001  # as in `Mailbox.tell`
             call(*args)
         elif not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.in_loop, call, *args)
+            self.loop.call_soon_threadsafe(self.call, call, *args)
+
+    def call(self, call: Callable[..., object], *args: Any) -> None:
+        """Call a method of a part: as a callback of the loop, it would not keep the transport alive by itself."""
+        call(*args)
 
     # ---- the tasks, which end with the loop ----
 

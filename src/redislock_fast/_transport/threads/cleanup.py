@@ -36,7 +36,7 @@ from redislock_fast._util.weak import members
 if TYPE_CHECKING:
     from redislock_fast._transport.threads.server import ThreadServerTransport
 
-__all__ = ["ThreadCleanup"]
+__all__ = ["ThreadCleanup", "finish_at_exit"]
 
 _EXIT_LIMIT_S = 1.0
 """How long a program waits for the cleanup at its end, in seconds."""
@@ -106,13 +106,11 @@ class ThreadCleanup(Cleanup["ThreadServerTransport"]):
                 time.sleep(min(left_s, CLEANUP_FIRST_S))
 
     def start(self) -> bool:
-        server = self.server
-        _cleaned_at_exit.add(server)
         if self.has_cleaner:
             return True
         self.has_cleaner = True
         try:
-            start_thread("cleanup", _clean_up_in_background, weakref.ref(server))  # it keeps no server transport alive
+            start_thread("cleanup", _clean_up_in_background, self._server)  # it keeps no server transport alive
         except BaseException as error:  # none can be started; or an interrupt, perhaps just after it was started
             self.has_cleaner = False
             if not isinstance(error, RuntimeError):
@@ -181,6 +179,11 @@ class ThreadCleanup(Cleanup["ThreadServerTransport"]):
 
 
 _cleaned_at_exit: weakref.WeakSet[ThreadServerTransport] = weakref.WeakSet()
+
+
+def finish_at_exit(server: ThreadServerTransport) -> None:
+    """Have the cleanup of this transport finished at the end of the program."""
+    _cleaned_at_exit.add(server)
 
 
 @atexit.register

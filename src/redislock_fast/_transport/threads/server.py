@@ -37,7 +37,7 @@ from redislock_fast._transport.base import MOST_LOSSES, ServerTransport
 from redislock_fast._transport.encoding import BlockingEncoding, Encoding
 from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.retries import is_settled_by, reply_within_s
-from redislock_fast._transport.threads.cleanup import ThreadCleanup
+from redislock_fast._transport.threads.cleanup import ThreadCleanup, finish_at_exit
 from redislock_fast._transport.threads.connect import Connection, GreetingBroken, open_connection
 from redislock_fast._transport.threads.lingering import ThreadLingering
 from redislock_fast._util import fork, patching
@@ -68,6 +68,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
         self.lingering = ThreadLingering(self)
         self._connecting = threading.RLock()
         self._dedicated: list[ThreadServerTransport] = []
+        finish_at_exit(self)
         fork.forget_in_child(self)
         patching.adapt_later(self)
 
