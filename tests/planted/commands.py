@@ -123,6 +123,16 @@ FAULTS = (
         ),
     ),
     Fault(
+        "what an acquire takes after another with its token has released is left",
+        "_protocol/claims.py",
+        "            self._claims.join(operation, self._entry)\n",
+        "            pass\n",
+        (
+            "tests/integration/lock/test_brought_token.py::"
+            "test_what_an_attempt_takes_after_another_has_released_is_undone[valkey-tasks-60.0]"
+        ),
+    ),
+    Fault(
         "reader waits for a caller that has the mutex of a claim",
         "_protocol/claims.py",
         "self.mutex.acquire(blocking=False)",

@@ -84,6 +84,8 @@ class Execution:
         world = self._world
         request = self._operation.request(connection.capabilities, world.clock())
         requests = request if self._operation.is_pipeline else [request]
+        if self._operation.claim is not None:
+            self._operation.claim.leave_if_held(self._operation)
         self._call = call = Call(self, connection, requests, self._operation.claim)
         if connection.broken or self._process.loses_unsent(connection):
             connection.break_()

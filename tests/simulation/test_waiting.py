@@ -18,7 +18,7 @@ from redislock_fast._protocol.scripts import RELEASE
 from tests.simulation import model
 from tests.simulation import process as waiting_process
 from tests.simulation.model import Model
-from tests.simulation.seeds import violations
+from tests.simulation.seeds import violation_of, violations
 from tests.simulation.waiting import Simulation
 from tests.support.selection import in_two_runs
 
@@ -45,6 +45,11 @@ def test_no_story_breaks_an_invariant_where_each_script_passes_over_one_waiter(
 @in_two_runs(range(2_500), 200)
 def test_no_story_of_callers_that_share_a_token_breaks_an_invariant(seeds: range) -> None:
     assert next(violations(Simulation, seeds, shares=True), None) is None
+
+
+@pytest.mark.parametrize("seed", [9993])
+def test_request_after_the_lock_of_another_with_the_token_is_given_back(seed: int) -> None:
+    assert violation_of(Simulation, seed, kind="rough", shares=True) is None
 
 
 # ---- faults of the scripts ----

@@ -222,7 +222,7 @@ class Proxy:
             self._losing = losing
 
     def hold(self, messages_pass: bool = False) -> None:
-        """Keep all replies back until `resume`.
+        """Keep all replies of the server back until `resume`.
 
         Args:
             messages_pass: whether messages that answer no request pass, as long as no reply in front of them is held.
@@ -431,7 +431,7 @@ class Proxy:
                 rule = self._strike(_MESSAGE)
             elif connection.in_flight:
                 name, rule = connection.in_flight.popleft()
-            passes = pushed and self._messages_pass
+            passes = (pushed and self._messages_pass) or (rule is not None and bool(rule.answer))
             self._state.wait_for(lambda: passes or not self._holding or connection not in self._connections)
             if connection not in self._connections:  # cut
                 return b"", False

@@ -5,7 +5,8 @@ could delete the other owner's lock. It is cleaned up when a reply says that thi
 the reply comes after the caller has given up. If the connection breaks before, the key is left to its ttl.
 
 The acquires of one server transport with one key and one token share a `Claim`: the lock that one of them takes may be
-found by another, which owns it from then on.
+found by another, which owns it from then on. A request that leaves later can take the key only after that lock has
+ended, so it belongs to the next claim.
 
 Thread safety: the fields of a claim are changed under its mutex, and `Claims.open` under that of the `Claims`, which is
 taken first. A signal handler or a finalizer of the same thread may enter both again. The thread or loop that reads the
@@ -34,11 +35,14 @@ def has_taken(request: Args, reply: Reply) -> bool:
 
 
 class _Claiming(Protocol):
+    claim: Claim | None
+
+
+class _Acquire(_Claiming, Protocol):
     """An acquire with a caller's own token."""
 
     key: bytes
     token: bytes
-    claim: Claim | None
 
 
 class Claims:
@@ -54,9 +58,12 @@ class Claims:
         self.mutex = threading.RLock()
         self.open: weakref.WeakValueDictionary[tuple[bytes, bytes], Claim] = weakref.WeakValueDictionary()
 
-    def begin(self, operation: _Claiming) -> None:
+    def begin(self, operation: _Acquire) -> None:
         """Give an acquire that begins its claim. Each `begin` is followed by one `Claim.end`."""
-        entry = operation.key, operation.token
+        self.join(operation, (operation.key, operation.token))
+
+    def join(self, operation: _Claiming, entry: tuple[bytes, bytes]) -> None:
+        """Give an acquire the claim of this key and token that no caller holds."""
         with self.mutex:
             claim = self.open.get(entry)
             if claim is None:
@@ -89,6 +96,11 @@ class Claim:
         self.under_way = 0
         self._is_taken = False
         self._is_held = False
+
+    def leave_if_held(self, operation: _Claiming) -> None:
+        """Give an acquire whose claim this is the next one, if a caller owns the lock of this one."""
+        if self._is_held:
+            self._claims.join(operation, self._entry)
 
     def take(self) -> None:
         """Note that a request of an acquire took the key, whether or not the acquire has ended."""
@@ -127,11 +139,11 @@ class Claim:
 
 
 class Heard:
-    """The callback for the reply to a request of such an acquire.
+    """The callback for the reply to a request of such an acquire. It is made just before that request leaves.
 
     Args:
-        claim: of the acquire.
-        request: what was posted.
+        operation: the acquire.
+        request: what is posted.
         tell: wakes the caller; its argument is this object.
 
     Attributes:
@@ -141,8 +153,10 @@ class Heard:
 
     __slots__ = ("_claim", "_request", "reply", "tell")
 
-    def __init__(self, claim: Claim, request: Args, tell: Callable[[Any], None]) -> None:
-        self._claim = claim
+    def __init__(self, operation: _Claiming, request: Args, tell: Callable[[Any], None]) -> None:
+        assert operation.claim is not None
+        operation.claim.leave_if_held(operation)
+        self._claim = operation.claim
         self._request = request
         self.reply: Reply = None
         self.tell: Callable[[Any], None] | None = tell

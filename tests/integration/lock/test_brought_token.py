@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
@@ -178,6 +179,32 @@ def test_what_an_attempt_took_is_undone_when_none_of_them_holds_it(
     for contender in (given_up, *others):
         by_time(contender, proxy)
     assert client.get("name") == TOKEN
+    proxy.resume()
+    wait_until(lambda: not client.exists("name"), "it is undone")
+
+
+@pytest.mark.parametrize(
+    ("callers", "limit_s"), [pytest.param("threads", 3, marks=pytest.mark.slow), ("tasks", FAR_S)], indirect=["callers"]
+)
+def test_what_an_attempt_takes_after_another_has_released_is_undone(
+    callers: Callers, limit_s: float, proxy: Proxy, client: redis.Redis
+) -> None:
+    given_up = connected(callers, proxy)
+    other = callers.contender(given_up.lock.redis, timeout=FAR_S, fencing=True)  # whose request is no SET
+    proxy.answer(b"-LOADING the data\r\n", "SET")
+    known = proxy.requests["SET"]
+    answer = given_up.acquire(token=TOKEN, blocking_timeout=limit_s)
+    wait_until(lambda: proxy.requests["SET"] > known, "it is under way")
+    assert other.call("acquire", token=TOKEN) is True
+    other.release()
+    proxy.hold()
+    proxy.disarm()
+    wait_until(lambda: client.get("name") == TOKEN, "it has taken the lock")
+    if limit_s == FAR_S:
+        answer.cancel()
+    with pytest.raises((redis.TimeoutError, CancelledError)):
+        answer.result(PATIENCE_S)
+    given_up.call("remaining")  # the loop does one after the other
     proxy.resume()
     wait_until(lambda: not client.exists("name"), "it is undone")
 

@@ -18,7 +18,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast._pipe.base import Args, Bulk, OnReply, Reply
-from redislock_fast._protocol.claims import Claim, Heard
+from redislock_fast._protocol.claims import Heard
 from redislock_fast._protocol.operation import Exchange, Operation
 from redislock_fast._transport.client import (
     NO_WAITING,
@@ -152,9 +152,9 @@ class LoopClientTransport(LoopServerTransport):
             await client.execute_command("SCRIPT LOAD", request[1], target_nodes=client.get_node_from_key(key))
             return await start(client, request)
 
-    async def _call_heard(self, connection: Any, claim: Claim, request: Args, timeout_s: float) -> Reply:
+    async def _call_heard(self, connection: Any, operation: Exchange, request: Args, timeout_s: float) -> Reply:
         """`LoopServerTransport._call_heard`; no reply comes later."""
-        heard = Heard(claim, request, _nothing)
+        heard = Heard(operation, request, _nothing)
         heard(await connection.pipe.call(request, timeout_s))
         return heard.reply
 

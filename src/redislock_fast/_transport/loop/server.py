@@ -28,9 +28,9 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._pipe.loop_py import Pipe
 from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._procedures.waiters import Waiter
-from redislock_fast._protocol.claims import Claim, Heard
+from redislock_fast._protocol.claims import Heard
 from redislock_fast._protocol.commands import ReadHolder
-from redislock_fast._protocol.operation import Operation, Redirected, Refused
+from redislock_fast._protocol.operation import Exchange, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe
@@ -236,7 +236,7 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
                     if connection is None:
                         connection = await self._connect(attempts)
                     call: Any = connection.pipe.call_many if operation.is_pipeline else connection.pipe.call
-                    call = call if operation.claim is None else partial(self._call_heard, connection, operation.claim)
+                    call = call if operation.claim is None else partial(self._call_heard, connection, operation)
                     while not finished:
                         now = clock()
                         reply = await call(operation.request(connection.capabilities, now), attempts.timeout_s(now))
@@ -257,11 +257,13 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
         if tidies and (operation.unsettled or operation.claim is not None):
             self.cleanup.tidy(operation, unanswered, failed=False)
 
-    async def _call_heard(self, connection: AsyncConnection, claim: Claim, request: Args, timeout_s: float) -> Reply:
+    async def _call_heard(
+        self, connection: AsyncConnection, operation: Exchange, request: Args, timeout_s: float
+    ) -> Reply:
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
         callers, listener = connection.callers, connection.pipe.listener()
         tell = partial(connection.pipe.tell, listener)
-        heard = Heard(claim, request, tell)
+        heard = Heard(operation, request, tell)
         connection.pipe.post(request, heard)
         del connection  # an error keeps this frame
         callers.add(tell)

@@ -13,7 +13,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, OnReply, Reply
-from redislock_fast._protocol.claims import Claim, Heard
+from redislock_fast._protocol.claims import Heard
 from redislock_fast._protocol.operation import Exchange, Operation
 from redislock_fast._transport.client import (
     NO_WAITING,
@@ -126,9 +126,9 @@ class ThreadClientTransport(ThreadServerTransport):
             answer = b""
         return read_reply(request, answer, self.encoding.encode)
 
-    def call_heard(self, connection: Any, claim: Claim, request: Args, timeout_s: float) -> Reply:
+    def call_heard(self, connection: Any, operation: Exchange, request: Args, timeout_s: float) -> Reply:
         """`ThreadServerTransport.call_heard`; no reply comes later."""
-        heard = Heard(claim, request, _nothing)
+        heard = Heard(operation, request, _nothing)
         heard(connection.pipe.call(request, timeout_s))
         return heard.reply
 

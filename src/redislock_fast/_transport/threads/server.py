@@ -27,7 +27,7 @@ from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everyw
 from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Forked, NoReply, OnReply, Reply
 from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._procedures.waiters import BROKEN, Waiter
-from redislock_fast._protocol.claims import Claim, Heard
+from redislock_fast._protocol.claims import Heard
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Exchange, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
@@ -162,7 +162,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
                 if connection is None:
                     connection = self.connect(attempts.ends_at)
                 call: Any = connection.pipe.call_many if operation.is_pipeline else connection.pipe.call
-                call = call if operation.claim is None else partial(self.call_heard, connection, operation.claim)
+                call = call if operation.claim is None else partial(self.call_heard, connection, operation)
                 while not finished:
                     now = clock()
                     reply = call(operation.request(connection.capabilities, now), attempts.timeout_s(now))
@@ -178,10 +178,10 @@ class ThreadServerTransport(ServerTransport[Connection]):
             if pause_s:
                 time.sleep(pause_s)
 
-    def call_heard(self, connection: Connection, claim: Claim, request: Args, timeout_s: float) -> Reply:
+    def call_heard(self, connection: Connection, operation: Exchange, request: Args, timeout_s: float) -> Reply:
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
         mailbox = connection.pipe.mailbox()
-        heard = Heard(claim, request, mailbox.tell)
+        heard = Heard(operation, request, mailbox.tell)
         connection.pipe.post(request, heard)
         try:
             mailbox.wait(timeout_s, soon=True)
