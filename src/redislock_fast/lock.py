@@ -24,6 +24,7 @@ from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import ThreadOwners
 from redislock_fast._procedures.acquisition import attempt_for_caller
 from redislock_fast._procedures.first_request import (
+    clean_up_after,
     go_on,
     is_noted,
     new_call,
@@ -194,15 +195,13 @@ class Lock(LockBase, redis.lock.Lock):
     ) -> bool:
         """Acquire the lock.
 
-        Sends `SET name token NX [PX ms] GET` (Redis 7.0, Valkey) or `SET name token NX [PX ms]` and, when that fails,
-        `GET name`, once per attempt. To wait by push, it sends `SUBSCRIBE` (once per connection; in a cluster
-        `SSUBSCRIBE`, once per slot) and `EVALSHA`, and for a lock that redis-py's class holds `CLIENT TRACKING`,
-        `CLIENT CACHING` and `GET`. If it raises, the lock is not held, and an attempt of unknown outcome is cleaned up.
+        Sends `SET name token NX [PX ms] GET` (Redis 7.0, Valkey), or that without `GET` and then `GET name`, once per
+        attempt. To wait by push, `SUBSCRIBE` or `SSUBSCRIBE` once and `EVALSHA`; where redis-py's class holds the lock,
+        `CLIENT TRACKING`, `CLIENT CACHING` and `GET`. If it raises, the lock is not held: an attempt is undone.
 
         Args:
             sleep: seconds between two attempts, or two health checks, instead of the lock's own setting.
-            blocking: whether to wait, instead of the lock's own setting. False bounds no time: on a silent server, one
-                attempt takes as long as the client's retries (58 s by default), unless `blocking_timeout` is 0.
+            blocking: whether to wait, instead of the lock's own setting. False bounds no time; see the class.
             blocking_timeout: seconds until the deadline of the whole call, instead of the lock's own setting. A request
                 under way at the end may take 0.1 s more. 0 or less makes one attempt, which may take 0.1 s.
             token: the token to use, bytes or str; by default a random one.
@@ -228,21 +227,24 @@ class Lock(LockBase, redis.lock.Lock):
         if self._linger_ms is not None and options is None and token is blocking_timeout is None:
             return take_lingering(self, owner) or acquire_lingering(self, new_call(self, owner, sleep, blocking))
         call = new_call(self, owner, sleep, blocking, blocking_timeout, token)
-        if self._linger_ms is None and call.begins:
-            try:
-                reply = transport.begin(call)
-                if options is not None:
-                    if is_noted(self, options, call, transport, reply):
+        try:
+            if self._linger_ms is None and call.begins:
+                try:
+                    reply = transport.begin(call)
+                    if options is not None:
+                        if is_noted(self, options, call, transport, reply):
+                            return True
+                    elif reply == call.ours:
+                        owner.expiry = (call.token, None if call.ttl_ms is None else call.sent_at + call.ttl_ms / 1000)
+                        owner.token = call.token
                         return True
-                elif reply == call.ours:
-                    owner.expiry = (call.token, None if call.ttl_ms is None else call.sent_at + call.ttl_ms / 1000)
-                    owner.token = call.token
-                    return True
-            except BaseException as interruption:
-                go_on(self, call, None, interruption)
-            else:
-                go_on(self, call, reply)
-        return bool(drive(transport, acquire_lock(self, call), call.left, self._redis))
+                    go_on(self, call, reply)
+                except BaseException as interruption:
+                    go_on(self, call, None, interruption)
+            return bool(drive(transport, acquire_lock(self, call), call.left, self._redis))
+        except BaseException as error:
+            clean_up_after(self, error, owner, call)
+            raise
 
     def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns whether the lock is held."""

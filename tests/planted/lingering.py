@@ -294,8 +294,11 @@ FAULTS = (
     Fault(
         "acquire interrupted before its steps begin keeps the local lock",
         "_transport/threads/cached.py",
-        ("    except BaseException:  # an interrupt may come before the steps begin\n        turn.end(owner)\n"),
-        "    except BaseException:\n",
+        (
+            "    except BaseException as error:  # an interrupt may come before the steps begin\n"
+            "        turn.end(owner)\n"
+        ),
+        "    except BaseException as error:\n",
         (
             "tests/integration/lingering/test_interrupted_calls.py::"
             "test_acquire_of_a_key_of_another_client_interrupted_at_any_line[KeyboardInterrupt-threads-valkey]"

@@ -147,6 +147,26 @@ FAULTS = (
         ),
     ),
     Fault(
+        "interrupt while a timeout is handled leaves the key",
+        "_procedures/first_request.py",
+        "    lock._transport.clean_up([(lock._key, one) for one in dict.fromkeys(tokens)])\n",
+        "",
+        (
+            "tests/integration/lock/test_interrupts.py::"
+            "test_acquire_without_an_answer_interrupted_at_any_line[KeyboardInterrupt-threads-{}-valkey]"
+        ),
+    ),
+    Fault(
+        "interrupt at the return of an acquire that lingers looks like a loss",
+        "_procedures/lingering.py",
+        "        call.is_kept = True\n        note_acquired",
+        "        note_acquired",
+        (
+            "tests/slow/test_linger_interrupts.py::"
+            "test_another_process_gets_a_key_whose_holder_is_interrupted[KeyboardInterrupt-{'auto_renew': True}]"
+        ),
+    ),
+    Fault(
         "interrupt while a connection is made lets no other caller connect",
         "_transport/threads/server.py",
         (

@@ -136,8 +136,8 @@ def interrupt() -> None:
 def handled_at(number: int, work: Callable[[], object], handle: Callable[[], object], *files: str) -> str:
     """Run a signal handler at the n-th place in these files at which Python looks for signals.
 
-    These are the beginning of a function and the end of a call of C, as in CPython 3.11 and later; loops are left out.
-    A file of the standard library is named by its path. The handler's KeyboardInterrupt ends the work.
+    These are the beginning of a function and the end of a call of C, as in CPython 3.11 and later; loops and finalizers
+    are left out. A file of the standard library is named by its path. The handler's KeyboardInterrupt ends the work.
 
     Returns which place that is; "" when there are fewer.
     """
@@ -147,6 +147,8 @@ def handled_at(number: int, work: Callable[[], object], handle: Callable[[], obj
     def on_event(frame: Any, event: str, argument: object) -> None:
         nonlocal count, place
         if event not in ("call", "c_return") or frame.f_code.co_filename not in traced or place:
+            return
+        if _is_finalizing(frame):
             return
         count += 1
         if count == number:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 
@@ -53,7 +53,15 @@ class Make:
         return self.on(clients, **settings)
 
 
-def values(fleet: Iterable[Server], name: str = "name") -> list[bytes | None]:
+class Listening(Protocol):
+    """A server, or what stands before it."""
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+
+
+def values(fleet: Iterable[Listening], name: str = "name") -> list[bytes | None]:
     """The value at the key, by server."""
     found = []
     for server in fleet:
@@ -62,7 +70,7 @@ def values(fleet: Iterable[Server], name: str = "name") -> list[bytes | None]:
     return found
 
 
-def wait_until_free(fleet: Iterable[Server]) -> None:
+def wait_until_free(fleet: Iterable[Listening]) -> None:
     """Return once no server has the key: a majority is enough for an operation to end."""
     servers = list(fleet)
     wait_until(lambda: not any(values(servers)), "the key is gone everywhere")

@@ -23,6 +23,7 @@ from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced, Fen
 from redislock_fast._protocol.queue import JoinQueue
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED, PASS_ON, WAIT
 from redislock_fast._renewal import threads as thread_renewer
+from redislock_fast._transport import retries
 from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.loop import driver as loop_driver
 from redislock_fast._transport.loop.cleanup import LoopCleanup
@@ -169,6 +170,11 @@ def trust_nodes_for(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
 def queue_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each acquire join the queue at once, as where others of the process wait already."""
     monkeypatch.setattr(WaiterRegistry, "is_contended", lambda *_: True)
+
+
+def give_no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an acquire whose time is up not wait for the reply to a request under way."""
+    monkeypatch.setattr(retries, "GRACE_S", 0.0)
 
 
 def wait_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,8 +267,9 @@ def new_waiting(lock: LockBase, call: Call, sleep_s: float, limit: Limit) -> Wai
     assert token is not None
     kind = lock._attempt_kind if own_token is None else lock._own_kind
     if own_token is None and is_ours(token):
+        call.ticket = token
         return Waiting(lock._key, token, key_ttl_ms(lock, call.linger_ms), sleep_s, limit, None, kind, observed)
-    ticket = lock._transport.new_token(lock._key)
+    ticket = call.ticket = lock._transport.new_token(lock._key)
     return Waiting(lock._key, ticket, lock._ttl_ms, sleep_s, limit, token, kind, observed)
 
 

@@ -74,6 +74,8 @@ class Call:
         sent_at: when it left, in the clock's seconds; 0: it has not.
         attempt: the last attempt.
         is_refused: whether the reply to the first request has said that the lock is another's.
+        is_kept: whether the key that was granted is noted in the cache of keys, which gives it back.
+        ticket: the token with which the caller waits, or has waited, in the lock's queue; None where it has not.
         left: what must be cleaned up when the acquire fails; not set before the steps begin.
     """
 
@@ -105,6 +107,8 @@ class Call:
     sent_at: float = 0.0
     attempt: Acquire | None = None
     is_refused: bool = False
+    is_kept: bool = False
+    ticket: bytes | None = None
     left: CleanupEntries
 
     def request_on(self, connection: Any, tokens: TokenSource) -> Args | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
 from typing import Any
 
@@ -25,6 +26,7 @@ from redislock_fast._procedures.lock import RELEASE, LockBase, hooks_of
 from redislock_fast._procedures.release import release_of, report_noted_release
 from redislock_fast._protocol.commands import HANDED_OVER, Release
 from redislock_fast._protocol.fenced import fence_given
+from redislock_fast._util import fork
 from redislock_fast._util.times import (
     FOREVER_S,
     Limit,
@@ -39,6 +41,9 @@ _Client = redis.Redis
 _AsyncClient = redis.asyncio.Redis
 
 _NUMBERS = (float, int)
+
+_NO_INTERRUPTS = (redis.RedisError, asyncio.CancelledError, GeneratorExit)
+"""Errors of servers and locks, and of tasks: they come where they are expected, and so does their cleanup."""
 
 # ---- the first request ----
 
@@ -167,6 +172,28 @@ def is_noted(lock: LockBase, options: Options, call: Call, server: Any, reply: o
         report(options.observers, "record_acquisition", lock._name, begun - sent_at, 1)
         report_call(options, "acquired {} after", lock._name, begun - sent_at, token)
     return True
+
+
+def clean_up_after(lock: LockBase, error: BaseException, owner: Owner, call: Call) -> None:
+    """Clean up whatever an acquire may have left that an interrupt has ended.
+
+    The steps and the server transport do so as well. But the interrupt may have come before they have begun, at the
+    beginning of their cleanup, or while they handled another error: this is the cleanup that needs none of them.
+    """
+    if isinstance(error, _NO_INTERRUPTS) or lock._generation != fork.generation():  # in a child, it is the parent's
+        return
+    token, attempt = call.token, call.attempt
+    tokens = [] if call.ticket is None else [call.ticket]
+    if call.own_token is not None:  # it may be another caller's, too: the reply decides
+        if attempt is not None and attempt.claim is not None:
+            claim, attempt.claim = attempt.claim, None
+            claim.end(attempt.result)
+    elif call.is_kept or token is None:
+        return
+    elif tokens or call.sent_at or (attempt is not None and attempt.sent_at):
+        drop_noted(lock, owner, token)
+        tokens.append(token)
+    lock._transport.clean_up([(lock._key, one) for one in dict.fromkeys(tokens)])
 
 
 def drop_noted(lock: LockBase, owner: Owner, token: bytes) -> None:

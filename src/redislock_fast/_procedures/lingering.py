@@ -221,6 +221,7 @@ def acquire_in_turn(lock: LockBase, turn: Turn, call: Call) -> Steps:
     call.linger_ms = lock._linger_ms
     acquired = yield from acquire_until(lock, call)
     if acquired:
+        call.is_kept = True
         note_acquired(lock, turn, call.owner)
     return acquired
 
@@ -250,6 +251,7 @@ def is_fetching(call: Call, turn: Turn) -> bool:
 def note_begun(lock: LockBase, call: Call, turn: Turn) -> None:
     """Note the key that the first request has got for the owner, which has the local lock."""
     assert call.token is not None
+    call.is_kept = True
     expires_at = call.sent_at + (call.ttl_ms or 0) / 1000
     note_granted(lock, turn, call.owner, call.token, expires_at, call.connection.registry)
 

@@ -29,6 +29,7 @@ from redislock_fast._pipe.base import Reply
 from redislock_fast._procedures.acquisition import attempt_for_caller
 from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.first_request import (
+    clean_up_after,
     go_on,
     is_noted,
     new_call,
@@ -215,27 +216,30 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
     async def _acquire(self, call: Call) -> bool:
         """Acquire for the caller that has made this call."""
         server, owner, options = self._transport.of_running_loop(), call.owner, self._options
-        if self._linger_ms is None and call.begins:
-            reply: Reply = None
-            try:
-                sent = server.begin(call)
-                if sent is not None:
-                    reply = await sent
-                    if options is not None:
-                        if is_noted(self, options, call, server, reply):
+        try:
+            if self._linger_ms is None and call.begins:
+                reply: Reply = None
+                try:
+                    sent = server.begin(call)
+                    if sent is not None:
+                        reply = await sent
+                        if options is not None:
+                            if is_noted(self, options, call, server, reply):
+                                return True
+                        elif reply == call.ours:
+                            ttl_ms = call.ttl_ms
+                            owner.expiry = (call.token, None if ttl_ms is None else call.sent_at + ttl_ms / 1000)
+                            owner.token = call.token
+                            if owner.forgotten_by is not None:  # else `hold` would do no more
+                                owner.hold(call.token)
                             return True
-                    elif reply == call.ours:
-                        ttl_ms = call.ttl_ms
-                        owner.expiry = (call.token, None if ttl_ms is None else call.sent_at + ttl_ms / 1000)
-                        owner.token = call.token
-                        if owner.forgotten_by is not None:  # else `hold` would do no more
-                            owner.hold(call.token)
-                        return True
-            except BaseException as interruption:
-                go_on(self, call, None, interruption)
-            else:
-                go_on(self, call, reply)
-        return bool(await drive(server, acquire_lock(self, call), call.left, self._redis))
+                    go_on(self, call, reply)
+                except BaseException as interruption:
+                    go_on(self, call, None, interruption)
+            return bool(await drive(server, acquire_lock(self, call), call.left, self._redis))
+        except BaseException as error:
+            clean_up_after(self, error, owner, call)
+            raise
 
     async def do_acquire(self, token: Any) -> bool:
         """Make one attempt; may be overridden. Returns whether the lock is held."""

@@ -12,7 +12,7 @@ import gc
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,14 +27,17 @@ from redislock_fast.server import Server
 from tests.support.async_helpers import eventually
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.interrupts import (
+    handled_at,
+    interrupt,
     interrupt_kind,
     interrupt_noting,
     interrupted_at,
     line_of,
     skip_what_a_loop_takes,
 )
-from tests.support.redlock import LIMIT_S, values, wait_until_free
-from tests.support.transports import clean_up, is_idle, queue_at_once, threads_inside
+from tests.support.proxy import Proxy
+from tests.support.redlock import LIMIT_S, Listening, values, wait_until_free
+from tests.support.transports import clean_up, give_no_grace, is_idle, queue_at_once, threads_inside
 from tests.support.waiting import queued
 
 FACADE = (
@@ -110,7 +113,7 @@ class World(ABC):
         servers: one, or those of a Redlock.
     """
 
-    def __init__(self, servers: list[Server]) -> None:
+    def __init__(self, servers: Sequence[Listening]) -> None:
         self._servers = servers
 
     @abstractmethod
@@ -145,7 +148,7 @@ class World(ABC):
 class ThreadWorld(World):
     """Locks for threads."""
 
-    def __init__(self, servers: list[Server]) -> None:
+    def __init__(self, servers: Sequence[Listening]) -> None:
         super().__init__(servers)
         self._clients = [redis.Redis(port=server.port) for server in servers]
 
@@ -190,7 +193,7 @@ class LoopWorld(World):
         loop: it is not closed before the world is.
     """
 
-    def __init__(self, servers: list[Server], **options: Any) -> None:
+    def __init__(self, servers: Sequence[Listening], **options: Any) -> None:
         super().__init__(servers)
         self.loop = asyncio.new_event_loop()
         self._clients = [redis.asyncio.Redis(port=server.port, **options) for server in servers]
@@ -213,16 +216,31 @@ class LoopWorld(World):
             return self.loop.run_until_complete(task)
         except KeyboardInterrupt:  # it may have struck the loop itself: then the task is cancelled, as by asyncio.run
             task.cancel()
-            with contextlib.suppress(RuntimeError):  # the task has just ended, and the loop is about to stop
-                self.loop.run_until_complete(asyncio.wait([task]))
+            self._run_on(task)
             raise
 
+    def _run_on(self, task: asyncio.Task[Any]) -> None:
+        """Run the loop until the task has ended, and any interrupted run of the loop, too.
+
+        A loop stops at an interrupt in a task, which becomes that task's result, and stops again for each task that
+        awaits this one. A run that an interrupt has ended may have asked for its end before, which ends the next run.
+        """
+        while True:
+            ended = self.loop.create_future()
+            task.add_done_callback(lambda _: ended.set_result(None))  # noqa: B023
+            with contextlib.suppress(KeyboardInterrupt, RuntimeError):
+                self.loop.run_until_complete(ended)
+                self.loop.call_soon(self.loop.stop)
+                self.loop.run_forever()
+                return
+
     def until_free(self) -> None:
-        free = eventually(lambda: not any(values(self._servers)) and len(asyncio.all_tasks()) == 1, "nothing is left")
-        self.loop.run_until_complete(free)
+        self.until(lambda: not any(values(self._servers)) and len(asyncio.all_tasks()) == 1, "nothing is left")
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        self.loop.run_until_complete(eventually(condition, what))
+        task = self.loop.create_task(eventually(condition, what))
+        self._run_on(task)
+        task.result()
 
     def close(self) -> None:
         for client in self._clients:
@@ -319,9 +337,59 @@ def test_acquire_interrupted_at_any_line(world: World, settings: dict[str, Any])
 @pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
+def test_acquire_interrupted_twice_leaves_nothing(world: World, settings: dict[str, Any]) -> None:
+    world.do(world.lock().locked)  # connects
+    for number in range(1, 1000):
+        lock = world.lock(**settings)
+        interrupt_noting(lock)
+        place = handled_at(number, lambda: world.do(lock.acquire), interrupt, *FACADE, *CHANNELS, *SHARED)  # noqa: B023
+        assert lock.local.token is None
+        world.until_free()
+        if not place:
+            assert number > 30
+            return
+
+
+@pytest.mark.slow
+@untraced
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("settings", [{}, NOTED, {"linger": 0.02}], ids=str)
+@pytest.mark.parametrize("kind", [ThreadWorld, LoopWorld], ids=["threads", "tasks"])
+def test_acquire_without_an_answer_interrupted_at_any_line(
+    kind: type[World], fleet: list[Server], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind is LoopWorld:
+        skip_what_a_loop_takes()
+    give_no_grace(monkeypatch)
+    with Proxy(fleet[0].port) as proxy, contextlib.closing(kind([proxy])) as world:
+        lock = world.lock(**settings)
+        world.do(lock.acquire)  # connects
+        world.do(lock.release)
+        for number in range(1, 1000):
+            lock = world.lock(blocking_timeout=0.01, **settings)
+
+            def acquire(lock: Any = lock) -> None:
+                with contextlib.suppress(redis.TimeoutError):
+                    world.do(lock.acquire)
+
+            proxy.hold()
+            place = interrupted_at(number, acquire, *FACADE, *CHANNELS, *SHARED)
+            proxy.resume()
+            assert lock.local.token is None
+            world.until_free()
+            assert " raises " not in place.removesuffix(" raises nothing")
+            if not place:
+                assert number > 30
+                return
+
+
+@pytest.mark.slow
+@untraced
+@pytest.mark.usefixtures("collected")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
 def test_acquire_of_a_redlock_interrupted_at_any_line(world: World, settings: dict[str, Any]) -> None:
-    if settings and isinstance(world, LoopWorld):
-        pytest.skip("an interrupt in a callback of the renewer may end the run of the loop later")
     world.do(world.redlock().locked)  # connects
     for number in range(1, 1000):
         lock = world.redlock(**settings)

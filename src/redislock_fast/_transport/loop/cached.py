@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from redislock_fast._procedures.call import Call
-from redislock_fast._procedures.first_request import go_on, new_call
+from redislock_fast._procedures.first_request import clean_up_after, go_on, new_call
 from redislock_fast._procedures.lingering import (
     Turn,
     cached_key,
@@ -59,8 +59,9 @@ async def acquire_lingering(lock: LockBase, owner: Owner, blocking: bool | None)
                 if turn.expiry is not None:
                     return True
         return bool(await drive(lock._transport, acquire_lock(lock, call, turn), call.left, lock._redis))
-    except BaseException:  # a cancel or an interrupt may come before the steps begin
+    except BaseException as error:  # a cancel or an interrupt may come before the steps begin
         turn.end(owner)
+        clean_up_after(lock, error, owner, call)
         raise
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redislock_fast._procedures.first_request import go_on
+from redislock_fast._procedures.first_request import clean_up_after, go_on
 from redislock_fast._procedures.lingering import (
     Turn,
     cached_key,
@@ -55,8 +55,9 @@ def acquire_lingering(lock: LockBase, call: Call) -> bool:
                 if turn.expiry is not None:
                     return True
         return bool(drive(lock._transport, acquire_lock(lock, call, turn), call.left, lock._redis))
-    except BaseException:  # an interrupt may come before the steps begin
+    except BaseException as error:  # an interrupt may come before the steps begin
         turn.end(owner)
+        clean_up_after(lock, error, owner, call)
         raise
 
 
