@@ -231,6 +231,43 @@ def test_lock_that_is_held_across_the_patch_is_renewed(valkey: Server) -> None:
     assert (finished.stdout, finished.stderr, finished.returncode) == ("True True\nTrue True\n", "", 0)
 
 
+HOLD = """
+lost = []
+locks = [
+    Lock(client, name, timeout=0.3, auto_renew=True, on_lost=lambda *what: lost.append(what), **options)
+    for name, options in {"renewed": {}, "lingers": {"linger": 0.05}, "shared": {"thread_local": False}}.items()
+]
+inside, most, rounds = set(), 0, 0
+
+def hold():
+    global most, rounds
+    for lock in locks:
+        with lock:
+            most = max(most, (lock.name in inside) + 1)
+            inside.add(lock.name)
+            for _ in range(18):
+                sleep(0.05)
+            assert lock.owned() and lock.valid
+            inside.discard(lock.name)
+            rounds += 1
+
+run(hold, hold)
+print(most, rounds, lost)
+"""
+
+
+@pytest.mark.parametrize("library", PATCHES)
+@pytest.mark.parametrize("before", ["patched", "made", "used"])
+def test_greenlets_hold_renewed_locks_for_several_ttls(valkey: Server, library: str, before: str) -> None:
+    parts = {
+        "patched": PATCHES[library] + MAKE,
+        "made": MAKE + PATCHES[library],
+        "used": MAKE + USE + PATCHES[library],
+    }
+    finished = run_script(parts[before] + HOLD, valkey.port)
+    assert (finished.stdout, finished.returncode) == ("1 6 []\n", 0)
+
+
 LOOK = """
 import gc, sys, threading, warnings
 warnings.simplefilter("ignore")
