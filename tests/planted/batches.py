@@ -58,7 +58,10 @@ FAULTS = (
             "            yield all_of(operations, self._limit_s())\n"
         ),
         "            yield all_of(operations, self._limit_s())\n            self._lease.groups += groups\n",
-        "tests/integration/batch/test_interrupts.py::test_acquire_interrupted_at_any_line_leaves_nothing[KeyboardInterrupt-what is free]",
+        (
+            "tests/integration/batch/test_interrupts.py::"
+            "test_acquire_interrupted_at_any_line_leaves_nothing[KeyboardInterrupt-what is free]"
+        ),
     ),
     Fault(
         "release of a batch that an error interrupts is given up",

@@ -332,6 +332,16 @@ FAULTS = (
         ),
     ),
     Fault(
+        "key lingers whose holder has found it lost",
+        "_procedures/lingering.py",
+        "        owner.cached.lose(token)\n",
+        "        pass\n",
+        (
+            "tests/integration/lingering/test_lingering.py::"
+            "test_key_whose_holder_has_found_it_lost_does_not_linger[threads-extend-args0-{}]"
+        ),
+    ),
+    Fault(
         "interrupt of an acquire with linger is swallowed",
         "_transport/threads/cached.py",
         "        if not is_fetching(call, turn):",
@@ -409,9 +419,8 @@ FAULTS = (
     Fault(
         "interrupted sweep forgets what it has taken out",
         "_lease/key_cache.py",
-        "        except BaseException:  # an interrupt may strike an event loop here\n"
         "            if due:\n                self.give_up(due, False)\n            raise\n",
-        "        except BaseException:\n            raise\n",
+        "            raise\n",
         (
             "tests/unit/lease/test_key_cache_interrupts.py::"
             "test_interrupted_sweep_gives_back_what_it_has_taken_out[KeyboardInterrupt]"

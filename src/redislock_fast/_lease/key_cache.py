@@ -306,6 +306,7 @@ class CachedKey:
         """Have the local waiters ask the server: a holder has lost the key with this token, and may not know it yet."""
         lease = self.lease
         if lease is not None and lease.token == token:
+            lease.close()  # no caller takes it, and its release finds nothing that was not told
             self.replace()
 
     def replace(self) -> None:
@@ -452,6 +453,8 @@ class KeyCache:
             if due:
                 self.give_up(due, False)
         except BaseException:  # an interrupt may strike an event loop here
+            for lease in due:
+                lease.close()  # once more: the release that was begun may find the key
             if due:
                 self.give_up(due, False)
             raise

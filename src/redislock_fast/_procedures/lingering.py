@@ -412,6 +412,12 @@ def give_up_cached(owner: Owner) -> bool:
     return is_kept
 
 
+def lose_kept(owner: Owner, token: bytes) -> None:
+    """Have nobody take a key in memory whose holder has found it lost."""
+    if owner.cached is not None:
+        owner.cached.lose(token)
+
+
 def let_linger(lock: LockBase, owner: Owner) -> bool:
     """Let the key of a held lock linger, or give it up in the background. Returns whether the lock was held.
 

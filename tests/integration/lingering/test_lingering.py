@@ -193,6 +193,34 @@ def test_a_loss_that_the_confirmation_finds_is_logged(
     assert admin.get("name") != token
 
 
+@pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
+@pytest.mark.parametrize(("method", "args"), [("extend", [1]), ("reacquire", [])])
+def test_key_whose_holder_has_found_it_lost_does_not_linger(
+    holders: Holders,
+    valkey: Server,
+    connect: Connect,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    method: str,
+    args: list[Any],
+) -> None:
+    admin = connect(valkey.port)
+    lock = holders.make(valkey.port, timeout=10, linger=FAR_S, **settings)
+    other = holders.on(lock.lock.redis, timeout=10, linger=FAR_S, **settings)
+    with caplog.at_level(logging.WARNING, "redislock_fast"):
+        assert lock.call("acquire") is True
+        admin.delete("name")
+        with pytest.raises(LockNotOwnedError):
+            lock.call(method, *args)
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+        assert other.call("acquire", blocking=False) is True
+        assert admin.exists("name") == 1
+        other.release()
+        assert other.call("locked") is True  # all replies before have come
+    assert caplog.records == []
+
+
 def test_a_loss_that_is_found_while_the_key_lingers_is_told_to_metrics(
     holders: Holders, valkey: Server, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -121,3 +121,18 @@ def test_interrupted_sweep_gives_back_what_it_has_taken_out() -> None:
         assert {given_up.token for given_up, _ in kept.given_up} == {TOKEN}, place
         assert (cached.lease, cached.locked_by) == (None, {}), place
     assert number > 10
+
+
+def test_second_release_by_an_interrupted_sweep_may_find_the_first() -> None:
+    kept, lease = Kept(), lease_of(clock())
+    kept.keep(lease, clock() - 1)
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupt_once(_: object) -> None:
+        if interrupts:
+            raise interrupts.pop()
+
+    kept.when_given_up = interrupt_once
+    with pytest.raises(KeyboardInterrupt):
+        kept.key_cache.sweep(clock())
+    assert [(given_up is lease, given_up.releases) for given_up, _ in kept.given_up] == [(True, 2)] * 2
