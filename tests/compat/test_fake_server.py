@@ -14,6 +14,7 @@ from fakeredis._msgs import BAD_COMMAND_IN_PUBSUB_MSG
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
+from tests.support.waiting import identifier_of
 from tests.support.worlds import World
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -56,6 +57,24 @@ def test_contended_lock_is_polled(world: World, fake: Proxy, protocol: int) -> N
     with redis.Redis(port=fake.port) as admin:
         assert admin.keys() == []
     assert fake.requests["SUBSCRIBE"] == 1
+
+
+def test_server_that_answers_a_subscription_without_a_push_is_polled(
+    world: World, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    with Proxy(valkey.port) as proxy:
+        client = world.connect(proxy.port)
+        holder, waiter = (world.lock(client, timeout=60, sleep=0.02, thread_local=False) for _ in range(2))
+        assert holder.acquire()
+        channel = b"rlf:" + identifier_of(valkey_client)
+        proxy.answer(b"*3\r\n$9\r\nsubscribe\r\n$%d\r\n%b\r\n:1\r\n" % (len(channel), channel), "SUBSCRIBE")
+        answer = world.start(waiter.acquire)
+        sent = proxy.requests["SET"]
+        wait_until(lambda: answer.done() or proxy.requests["SET"] >= sent + 4, "it polls")
+        assert not answer.done()
+        holder.release()
+        assert answer.result(PATIENCE_S) is True
+        waiter.release()
 
 
 def test_request_that_is_refused_beside_the_subscription_of_another_caller_is_sent_again(

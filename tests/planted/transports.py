@@ -360,7 +360,7 @@ FAULTS = (
         "_transport/threads/server.py",
         "if subscribing.result and not subscribing.is_pushed:",
         "if False:",
-        "tests/compat/test_fake_server.py::test_contended_lock_is_polled[threads-3]",
+        "tests/compat/test_fake_server.py::test_server_that_answers_a_subscription_without_a_push_is_polled[threads]",
     ),
     Fault(
         "request for which the server closes connections is sent for ever",

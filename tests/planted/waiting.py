@@ -174,7 +174,10 @@ FAULTS = (
         "_procedures/acquisition.py",
         "if must_clean_up_interrupted(call):",
         "if False:",
-        "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[KeyboardInterrupt-threads-cold-usual-valkey]",
+        (
+            "tests/integration/waiting/test_asyncio_giving_up.py::"
+            "test_dropped_while_a_hook_that_has_the_lock_does_more[valkey-asyncio]"
+        ),
     ),
     Fault(
         "deadline of a poller is ignored",

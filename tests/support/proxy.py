@@ -161,7 +161,7 @@ class Proxy:
         self.dropped = threading.Event()
         self.lost = 0
         self._losing = False
-        self._messages_pass = False
+        self._messages_pass = self._answers_pass = False
         self.delay_s = 0.0
         self.dribbles = False
         self.port = 0
@@ -221,15 +221,16 @@ class Proxy:
         with self._state:
             self._losing = losing
 
-    def hold(self, messages_pass: bool = False) -> None:
-        """Keep all replies of the server back until `resume`.
+    def hold(self, messages_pass: bool = False, answers_pass: bool = False) -> None:
+        """Keep all replies back until `resume`.
 
         Args:
             messages_pass: whether messages that answer no request pass, as long as no reply in front of them is held.
+            answers_pass: whether what the proxy answers passes, in the same way.
         """
         with self._state:
             self._holding = True
-            self._messages_pass = messages_pass
+            self._messages_pass, self._answers_pass = messages_pass, answers_pass
 
     def resume(self) -> None:
         """Pass on what was held back, and everything after it."""
@@ -431,7 +432,7 @@ class Proxy:
                 rule = self._strike(_MESSAGE)
             elif connection.in_flight:
                 name, rule = connection.in_flight.popleft()
-            passes = (pushed and self._messages_pass) or (rule is not None and bool(rule.answer))
+            passes = (pushed and self._messages_pass) or (self._answers_pass and rule is not None and bool(rule.answer))
             self._state.wait_for(lambda: passes or not self._holding or connection not in self._connections)
             if connection not in self._connections:  # cut
                 return b"", False

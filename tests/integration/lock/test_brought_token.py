@@ -197,7 +197,7 @@ def test_what_an_attempt_takes_after_another_has_released_is_undone(
     wait_until(lambda: proxy.requests["SET"] > known, "it is under way")
     assert other.call("acquire", token=TOKEN) is True
     other.release()
-    proxy.hold()
+    proxy.hold(answers_pass=True)
     proxy.disarm()
     wait_until(lambda: client.get("name") == TOKEN, "it has taken the lock")
     if limit_s == FAR_S:
