@@ -137,16 +137,6 @@ FAULTS = (
         ),
     ),
     Fault(
-        "second interrupt loses the cleanup after the first",
-        "_transport/cleanup.py",
-        "                self._tidy(operation, unanswered, failed)\n",
-        "                pass\n",
-        (
-            "tests/integration/lock/test_interrupted_starts.py::"
-            "test_second_interrupt_while_a_cleanup_is_started_loses_no_cleanup"
-        ),
-    ),
-    Fault(
         "interrupt while a timeout is handled leaves the key",
         "_procedures/first_request.py",
         "    lock._transport.clean_up([(lock._key, one) for one in dict.fromkeys(tokens)])\n",

@@ -32,16 +32,6 @@ FAULTS = (
         "tests/unit/procedures/test_waiters.py::test_grant_of_an_earlier_place_in_the_queue_is_not_taken",
     ),
     Fault(
-        "interrupted wait keeps the lock that was granted",
-        "_procedures/acquisition.py",
-        "            heard, outcome = error, None\n",
-        "            raise\n",
-        (
-            "tests/integration/lock/test_interrupts.py::"
-            "test_interrupt_just_behind_the_noting_of_a_grant[KeyboardInterrupt-threads-at once-valkey]"
-        ),
-    ),
-    Fault(
         "waiting that fails leaves its place in the queue",
         "_procedures/waiting.py",
         "            except BaseException:\n                waiter.withdraw()\n                raise\n",

@@ -66,14 +66,6 @@ class Cleanup(Part[ServerType]):
             unanswered: the connections on which a request left without an answer.
             failed: whether the caller gets an error.
         """
-        try:
-            self._tidy(operation, unanswered, failed)
-        except BaseException as interrupt:  # another one: mostly, the first one is the reason for the cleanup
-            if not isinstance(interrupt.__context__, Forked):
-                self._tidy(operation, unanswered, failed)
-            raise
-
-    def _tidy(self, operation: Operation, unanswered: Sequence[Any], failed: bool) -> None:
         begun, operation.begun = operation.begun, None
         if begun is not None:  # an interrupt came before the transport has looked at it
             operation.note_unanswered(True)
@@ -93,7 +85,7 @@ class Cleanup(Part[ServerType]):
         """Delete locks that hold their tokens, in the background and until the server has confirmed it."""
         try:
             self._begin(entries)
-        except BaseException as interrupt:  # as above
+        except BaseException as interrupt:  # another one: mostly, the first one is the reason for the cleanup
             if not isinstance(interrupt.__context__, Forked):
                 self._begin(entries)
             raise
