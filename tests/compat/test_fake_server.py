@@ -83,12 +83,13 @@ def test_request_that_is_refused_beside_the_subscription_of_another_caller_is_se
     with Proxy(valkey.port) as proxy:
         lock = world.lock(world.connect(proxy.port), timeout=60, thread_local=False)
         assert lock.acquire()
-        proxy.answer(f"-{BAD_COMMAND_IN_PUBSUB_MSG}\r\n".encode(), "DELIFEQ")
+        proxy.answer(f"-{BAD_COMMAND_IN_PUBSUB_MSG}\r\n".encode(), "GET")  # for which there is no other form
         proxy.hold()
-        released = world.start(lock.release)
-        wait_until(lambda: proxy.requests["DELIFEQ"] == 1, "the release has been sent")
+        read = world.start(lock.locked)
+        wait_until(lambda: proxy.requests["GET"] == 1, "the request has been sent")
         proxy.disarm()
         proxy.resume()
-        assert released.result(PATIENCE_S) is None
+        assert read.result(PATIENCE_S) is True
+        lock.release()
     with redis.Redis(port=valkey.port) as admin:
         assert admin.keys() == []
