@@ -13,6 +13,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,10 @@ from redislock_fast._pipe.base import ConnectionBroken, Forked, NoReply, Pipe, R
 from redislock_fast._pipe.impl import compiled
 from redislock_fast.server import free_port
 from tests.support.forks import FORKS
-from tests.support.helpers import PATIENCE_S, start, wait_until
-from tests.support.pipes import FOREVER, Owner, Peer, TlsEnd, tls_contexts, tls_files, tls_pair
+from tests.support.helpers import PATIENCE_S, pause, start, wait_until
+from tests.support.pipes import FOREVER, Owner, Peer, TlsEnd, new_pair, tls_contexts, tls_files, tls_pair
+
+SLICE_S = 0.05  # after which a reader looks in any case whether there is something to send
 
 
 class Interrupted(Exception):
@@ -107,6 +110,26 @@ def test_the_end_of_the_session_ends_the_pipe_before_anything_is_sent(records: t
     assert not caught.value.sent
 
 
+# ---- who sends ----
+
+
+def test_a_caller_wakes_the_listener_that_reads(make_pipe: Callable[[socket.socket], Pipe]) -> None:
+    pipe, peer = new_pair(make_pipe, over_tls=True)
+    listening = start(lambda: pipe.mailbox().wait(FOREVER))
+    answering = start(lambda: _echo_each(peer, 40))
+    took_s = []
+    for number in range(40):
+        pause(0.002)  # the listener blocks
+        began = time.monotonic()
+        assert pipe.call((b"ECHO", b"%d" % number), FOREVER) == b"%d" % number
+        took_s.append(time.monotonic() - began)
+    answering.result(PATIENCE_S)
+    pipe.close()
+    assert isinstance(listening.exception(PATIENCE_S), ConnectionBroken)
+    peer.sock.close()
+    assert sorted(took_s)[20] < SLICE_S / 2
+
+
 # ---- what OpenSSL does in between ----
 
 
@@ -137,6 +160,11 @@ def test_new_keys_in_the_middle_of_a_connection_harm_nobody(
             pipe.close()
         finally:
             server.kill()
+
+
+def _echo_each(peer: Peer, count: int) -> None:
+    for _ in range(count):
+        peer.echo()
 
 
 def _connected(port: int) -> ssl.SSLSocket:

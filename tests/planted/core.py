@@ -48,8 +48,7 @@ FAULTS = (
         "_pipe/threads.pyx",
         '            c_write(self.ringing, b"", 1)',
         "            pass",
-        "tests/pipe/test_threads_reader.py"
-        "::test_a_request_leaves_though_the_reader_waits_for_a_far_servers_reply[compiled over TLS]",
+        "tests/pipe/test_threads_tls.py::test_a_caller_wakes_the_listener_that_reads[compiled]",
     ),
     Fault(
         "compiled: TLS is used again though an interrupt left unknown what was read",
