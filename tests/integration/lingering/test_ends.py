@@ -66,7 +66,8 @@ async def work():
 asyncio.run(work())
 """,
     "a forked child that exits": f"""
-import os, redis, sys, redislock_fast
+import os, redis, sys, warnings, redislock_fast
+warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of a fork beside a thread
 client = redis.Redis(host="127.0.0.1", port=int(sys.argv[1]))
 lock = redislock_fast.Lock(client, {_SETTINGS})
 assert lock.acquire() and lock.lingers

@@ -67,6 +67,7 @@ def test_a_client_that_executes_commands_in_its_own_way(
 
 
 def test_fakeredis(holders: Holders, callers: Callers) -> None:
+    pytest.importorskip("lupa")  # for its scripts
     server = fakeredis.FakeServer()
     kind = fakeredis.FakeRedis if callers.kind == "threads" else fakeredis.FakeAsyncRedis
     settings = {**LINGERS, "sleep": 0.01}

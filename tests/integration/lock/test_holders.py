@@ -257,6 +257,7 @@ def test_clients_of_the_other_kind_and_pipelines_are_refused(world: World, serve
 
 
 def test_client_with_methods_of_its_own_tells_of_the_lock_alone(world: World) -> None:
+    pytest.importorskip("lupa")  # for the scripts of fakeredis
     kind = fakeredis.FakeRedis if world.in_threads else fakeredis.FakeAsyncRedis
     client = world.keep(kind())
     with world.lock(client, timeout=FAR_S):
