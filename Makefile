@@ -104,14 +104,15 @@ torture-short: $(VENV)/installed
 # What a test leaves in a cycle is found later there, and finalized in another order: sockets that objects of the test
 # would have closed are reported as unclosed. hiredis does not say that it can do without the GIL, and would turn it on.
 FREE := build/free-threaded
-ON_FREE := cd $(FREE)/tree && PYTHON_GIL=0 PYTHONPATH=src REDISLOCK_FAST_IMPLEMENTATION=compiled \
+ON_FREE := cd $(FREE)/tree && PYTHON_GIL=0 REDISLOCK_FAST_IMPLEMENTATION=compiled \
 	../venv/bin/python -W ignore::ResourceWarning -m pytest -q -W ignore::ResourceWarning
 test-free-threaded:
 	.ci/free-threaded $(FREE)
 	rm -rf $(FREE)/tree && mkdir -p $(FREE)/tree
 	cp -r setup.py pyproject.toml MANIFEST.in LICENSE *.md .ci .github src tests docs examples bench $(FREE)/tree
 	rm -f $(FREE)/tree/src/redislock_fast/_pipe/*.so $(FREE)/tree/src/redislock_fast/_pipe/*.c
-	cd $(FREE)/tree && ../venv/bin/python setup.py -q build_ext --inplace
+	cd $(FREE)/tree && REDISLOCK_FAST_IMPLEMENTATION=compiled ../venv/bin/python -m pip install -q \
+		--disable-pip-version-check --no-build-isolation -e .
 	$(ON_FREE) $(AT_A_TIME) tests/pipe tests/unit tests/integration
 	$(ON_FREE) $(IN_PARALLEL)
 	$(ON_FREE) tests/slow/test_linger_stress.py --all
