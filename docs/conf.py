@@ -39,7 +39,7 @@ linkcheck_ignore = [r"https://github\.com/redislock-fast/redislock_fast/.*"]
 
 
 def mark_code(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:  # noqa: ARG001
-    """Make what a docstring indents behind an empty line a block of code: our docstrings do without the `::`."""
+    """Make what a docstring indents after an empty line a block of code: our docstrings do without the `::`."""
     marked: list[str] = []
     for line in lines:
         if line.startswith("    ") and marked[-2:] and not marked[-1] and not marked[-2].startswith("    "):

@@ -91,7 +91,7 @@ class Lock(LockBase, redis.lock.Lock):
         blocking: whether `acquire` waits for another owner. False bounds no time: on a silent server, one attempt takes
             as long as the client's retries (58 s by default). `blocking_timeout` bounds it, as do the client's `retry`
             and `socket_timeout`.
-        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever. 0: one attempt, for 0.1 s.
+        blocking_timeout: how long `acquire` waits at most, in seconds. None: forever. 0: one attempt, for 0.1 s.
         thread_local: whether the token belongs to the thread that acquired, or to every thread with this object.
         raise_on_release_error: whether leaving a `with` block raises when the lock was lost, or only logs.
         wait: how `acquire` waits. "push": in the lock's queue; the server sends a message to the next owner, and
@@ -102,7 +102,7 @@ class Lock(LockBase, redis.lock.Lock):
             client tracking; where it does not support or allow that either, "push" polls.
         auto_renew: whether the lease is renewed in the background as long as the lock is held. `timeout` is then how
             long others wait after the owner's process has died.
-        max_hold: for how many seconds after the acquire the lease is renewed at most. None: for ever.
+        max_hold: for how many seconds after the acquire the lease is renewed at most. None: forever.
         on_lost: called once with the lock and a `LossReason` when the lock is found to be lost, from a background
             thread, or by the release or extend that finds it out.
         fencing: whether each acquire gets a fencing token, `fence`; see `redislock_fast.fencing`.
@@ -369,7 +369,7 @@ class Lock(LockBase, redis.lock.Lock):
     def try_extend(self, additional_time: float, replace_ttl: bool = False) -> bool:
         """Prolong the lease as `extend` does, but return False where the lock is not held any more.
 
-        Raises what `extend` raises, but LockNotOwnedError.
+        Raises what `extend` raises, except LockNotOwnedError.
         """
         try:
             return self.extend(additional_time, replace_ttl)

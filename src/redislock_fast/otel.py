@@ -80,8 +80,8 @@ def install(meter_provider: MeterProvider | None = None, name_template: Callable
 
     Args:
         meter_provider: of the meter; None: the program's.
-        name_template: makes the attribute `name` of a lock's name. By default, it is the part before the first `:` or
-            `{`. A name for each lock would never end: after 100 values, the attribute is "other".
+        name_template: maps the name of a lock to the attribute `name`. By default, it is the part before the first `:`
+            or `{`. A name for each lock would never end: after 100 values, the attribute is "other".
 
     Raises:
         ImportError: `opentelemetry-api` is not installed, and no provider was given.
@@ -112,7 +112,7 @@ def _claimed() -> bool:
 
 
 def install_if_set() -> bool:
-    """Install the metrics if the program has set a meter provider. Returns whether that is decided for ever."""
+    """Install the metrics if the program has set a meter provider. Returns whether that is decided forever."""
     if not _undecided:
         return True
     try:

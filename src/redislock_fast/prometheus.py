@@ -127,8 +127,8 @@ def install(registry: CollectorRegistry | None = None, name_template: Callable[[
 
     Args:
         registry: where the metrics are registered; None: `prometheus_client.REGISTRY`.
-        name_template: makes the label `name` of a lock's name. By default, it is the part before the first `:` or `{`.
-            A name for each lock would never end: after 100 values, the label is "other".
+        name_template: maps the name of a lock to the label `name`. By default, it is the part before the first `:` or
+            `{`. A name for each lock would never end: after 100 values, the label is "other".
 
     Raises:
         ValueError: the registry has metrics of these names, which are not of this module.

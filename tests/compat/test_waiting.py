@@ -90,7 +90,7 @@ def test_acquire_takes_its_arguments_in_redis_pys_order(
 
 def test_blocking_without_a_limit_waits_on(lock_class: LockClass, taken: redis.Redis, fake_time: FakeTime) -> None:
     fake_time.at_most = 50
-    with pytest.raises(AssertionError, match="waits for ever"):
+    with pytest.raises(AssertionError, match="waits forever"):
         lock_class(taken, "name").acquire()
     assert [0.1] * 50 == fake_time.sleeps_s
 

@@ -184,7 +184,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        "script that a moving slot refuses is sent again for ever",
+        "script that a moving slot refuses is sent again forever",
         "_protocol/operation.py",
         'if later.code == "TRYAGAIN":',
         "if False:",

@@ -267,7 +267,7 @@ FAULTS = (
         ),
     ),
     Fault(
-        "owners of cancelled releases stay for ever",
+        "owners of cancelled releases stay forever",
         "_lease/task_owner.py",
         "            is_free = owner.token is None or owner.token == owner.left\n",
         "            is_free = owner.token is None\n",

@@ -133,7 +133,7 @@ FAULTS = (
         f"{_STEPS}test_wanted_is_heard_before_the_first_key_of_a_connection_is_asked_for",
     ),
     Fault(
-        "wanted key is passed on for ever",
+        "wanted key is passed on forever",
         "_lease/key_cache.py",
         "self.passes < _MOST_PASSES and ",
         "",

@@ -353,7 +353,7 @@ FAULTS = (
         "tests/compat/test_fake_server.py::test_server_that_answers_a_subscription_without_a_push_is_polled[threads]",
     ),
     Fault(
-        "request for which the server closes connections is sent for ever",
+        "request for which the server closes connections is sent forever",
         "_transport/base.py",
         "if self._losses >= MOST_LOSSES:",
         "if False:",

@@ -80,7 +80,7 @@ class Faults:
         self.end_us = 0
         self.deleted_us = -1
         self._simulation = simulation
-        self._dice = simulation.dice
+        self._random = simulation.dice
         self._world = simulation.world
         self._model = simulation.world.model
         self._rival_rounds = 0
@@ -103,7 +103,7 @@ class Faults:
 
     def plan(self, count: int) -> None:
         """Schedule at most so many faults, and perhaps a foreign holder."""
-        dice = self._dice
+        dice = self._random
         span_us = dice.choice((5000, 30_000, 200_000))
         for _ in range(1 + int(count * dice.random())):
             at_us = 1000 + int(span_us * dice.random())
@@ -115,7 +115,7 @@ class Faults:
 
     def denial(self) -> frozenset[str]:
         """The commands that a user may not use."""
-        denied = self._dice.choice(_DENIALS)
+        denied = self._random.choice(_DENIALS)
         # A user without scripts on a server without commands in their place cannot release at all.
         return denied if self._model.has & {"DELIFEQ", "DELEX"} or "EVAL" not in denied else frozenset()
 
@@ -129,15 +129,15 @@ class Faults:
             self._simulation.look()
 
     def _happen(self, name: str) -> None:
-        process = self._dice.choice(self._simulation.processes)
+        process = self._random.choice(self._simulation.processes)
         self._world.tell("FAULT:", name, process.name if name in self._on_processes else "")
-        delay_us = int(self._world.slow_us * self._dice.random()) if self._dice.random() < 0.5 else 0
+        delay_us = int(self._world.slow_us * self._random.random()) if self._random.random() < 0.5 else 0
         if name in self._on_processes:
             self._on_processes[name](process, delay_us)
         elif name in self._on_the_server:
             self.operate(name)
         else:
-            waiter = self._dice.choice(self._simulation.waiters)
+            waiter = self._random.choice(self._simulation.waiters)
             if not waiter.process.dead and waiter.state in ("acquiring", "waiting", "releasing"):
                 waiter.task.cancel()
 
@@ -148,7 +148,7 @@ class Faults:
         connection = process.connection
         if connection is None:
             return
-        if self._dice.random() < 0.5:
+        if self._random.random() < 0.5:
             connection.vanish()
             self._world.after(delay_us, process, process.drop, connection)
         else:
@@ -161,21 +161,21 @@ class Faults:
 
     def _deafen(self, process: Process, _delay_us: int) -> None:
         """Drop pushes on the way, perhaps on the next connections too."""
-        process.deaf = self._dice.random() < 0.5
+        process.deaf = self._random.random() < 0.5
         if process.connection is not None:
             process.connection.session.deaf = True
 
     def _kill(self, process: Process, delay_us: int) -> None:
-        """Kill the process; sometimes its connection stays open for ever."""
+        """Kill the process; sometimes its connection stays open forever."""
         process.dead = self._world.changed = True
         for connection in list(process.connections):
-            if self._dice.random() < 0.7:
+            if self._random.random() < 0.7:
                 self._world.after(delay_us, None, connection.vanish)
 
     def _freeze(self, process: Process, _delay_us: int) -> None:
         """Stop the process for a while; what comes meanwhile waits for it."""
-        longest_us = self._dice.choice((1000, 50_000, 500_000, 3_000_000))
-        until_us = self._world.now_us + int(longest_us * self._dice.random())
+        longest_us = self._random.choice((1000, 50_000, 500_000, 3_000_000))
+        until_us = self._world.now_us + int(longest_us * self._random.random())
         process.frozen_until_us = max(process.frozen_until_us, until_us)
         self.end_us = max(self.end_us, process.frozen_until_us)
 
@@ -197,19 +197,19 @@ class Faults:
             for connection in list(process.connections):
                 connection.vanish()
                 self._world.after(self._world.delay_us(), process, process.drop, connection)
-        down_us = int(self._world.slow_us * self._dice.random())
+        down_us = int(self._world.slow_us * self._random.random())
         self._world.after(down_us, None, setattr, self._world, "server_is_down", False)
 
     def _fill(self) -> None:
         """Let the server have no memory left for a while."""
         self._model.full = True
-        self._world.after(int(0.1e6 * self._dice.random()), None, setattr, self._model, "full", False)
+        self._world.after(int(0.1e6 * self._random.random()), None, setattr, self._model, "full", False)
 
     # ---- a lock of redis-py's ----
 
     def _rival_tries(self) -> None:
         """Let a rival in a process of its own try to acquire, without the contended flag and the queue."""
-        simulation, world, dice = self._simulation, self._world, self._dice
+        simulation, world, dice = self._simulation, self._world, self._random
         world.changed = True
         world.set_server_clock()
         ttl_ms = simulation.ttl_ms or 500

@@ -402,7 +402,7 @@ class Simulation:
             self._check()
         self._events += 1
         if self._events > _MAX_EVENTS:
-            self.fail("it goes on for ever")
+            self.fail("it goes on forever")
         return self._violation is None
 
     @contextlib.contextmanager
@@ -411,7 +411,7 @@ class Simulation:
         procedures = (lock, lease_procedure, loss, key_queue, waiters, waiting)
         timed = (*procedures, lease_module, owner, times, schedule, loop_renewer)
         places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
-        places.append((schedule, "_dice", self.dice))
+        places.append((schedule, "_random", self.dice))
         real = [getattr(module, name) for module, name, _ in places]
         for module, name, simulated in places:
             setattr(module, name, simulated)

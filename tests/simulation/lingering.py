@@ -70,8 +70,8 @@ class _Faults(Faults):
         if name not in ("fork", "wanted"):
             super()._happen(name)
             return
-        keeper = self._dice.choice(stage.processes)
-        key = self._dice.choice(stage.keys)
+        keeper = self._random.choice(stage.processes)
+        key = self._random.choice(stage.keys)
         self._world.tell("FAULT:", name, keeper.name, key)
         if keeper.dead or keeper.frozen_until_us > self._world.now_us:
             return
@@ -325,7 +325,7 @@ class Simulation:
 
     def _check_passing(self, keeper: Keeper, cached: CachedKey) -> None:
         if cached.passes > _MOST_PASSES:
-            self.fail(f"{keeper.name} passes a wanted key on for ever")
+            self.fail(f"{keeper.name} passes a wanted key on forever")
         lease, wanted_at = cached.lease, cached.wanted_at
         if self.calm and lease is not None and wanted_at is not None:
             since_us = round(1e6 * max(wanted_at, lease.began_at))
@@ -368,7 +368,7 @@ class Simulation:
                 events += 1
                 if events > _MAX_EVENTS:
                     self.fail("there is no end")
-            left = self._left_behind() if self._is_over() else "some wait for ever"
+            left = self._left_behind() if self._is_over() else "some wait forever"
             if left:
                 self.fail(left)
 
@@ -415,9 +415,9 @@ class Simulation:
                 if cached.waiters or (cached.lease is not None and cached.lease.token not in self._forgotten):
                     return f"{keeper.name} keeps a key"
                 if cached.locked_by and not self._forgotten:
-                    return f"{keeper.name} has a local lock for ever"
+                    return f"{keeper.name} has a local lock forever"
             if keeper.lingering.has_unconfirmed or keeper.lingering.key_cache.is_watched:
-                return f"{keeper.name} watches for ever"
+                return f"{keeper.name} watches forever"
         return ""
 
 

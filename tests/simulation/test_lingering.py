@@ -116,7 +116,7 @@ _real_unlock, _real_give_up, _real_sweep = CachedKey.unlock, LocalWaiter.give_up
         (LocalWaiter, "give_up", _leave_without_a_word, "rough", "wait"),
         (LoopLingering, "_give_back", _give_up_nothing, "calm", "left"),
         (KeyCache, "sweep", _sweep_held_keys, "calm", "not say so|did not hold"),
-        (LoopLingering, "_clean_up_unconfirmed", _forget_unconfirmed, "rough", "left|watches for ever"),
+        (LoopLingering, "_clean_up_unconfirmed", _forget_unconfirmed, "rough", "left|watches forever"),
     ],
 )
 def test_the_simulation_finds_a_planted_fault_of_the_keys(

@@ -310,7 +310,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
     ):
         monkeypatch.setattr(module, "clock", world.clock)
     for module in (redlock_procedure, schedule_module):
-        monkeypatch.setattr(module, "_dice", world.dice)
+        monkeypatch.setattr(module, "_random", world.dice)
     world.run(20)
     return world
 

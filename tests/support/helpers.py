@@ -70,7 +70,7 @@ class FakeTime:
 
     Attributes:
         sleeps_s: every sleep asked for, in order.
-        at_most: a further sleep than this many raises AssertionError: the caller would wait for ever.
+        at_most: a further sleep than this many raises AssertionError: the caller would wait forever.
     """
 
     def __init__(self, at_most: int = 1000) -> None:
@@ -95,7 +95,7 @@ class FakeTime:
     def sleep(self, seconds: float) -> None:
         """Move the clock."""
         if len(self.sleeps_s) >= self.at_most:
-            raise AssertionError("waits for ever")
+            raise AssertionError("waits forever")
         self.sleeps_s.append(seconds)
         self.now_s += seconds
 

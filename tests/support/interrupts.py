@@ -83,7 +83,7 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
     A file of the standard library is named by its path.
 
     Not where a `with` is left, which is a line of its own to a tracer: no signal strikes before `__exit__` is called,
-    since Python looks for one in calls and loops alone; and an interrupt there would leave a mutex taken for ever.
+    since Python looks for one in calls and loops alone; and an interrupt there would leave a mutex taken forever.
     Nor before a `try`, which is no instruction, and belongs to no handler. Nor in a finalizer.
 
     Returns which line that is, and what the work raises instead of the interrupt; "" when there are fewer lines.

@@ -28,7 +28,7 @@ class Plan:
         names: the names of the locks.
         keys_of: gives the names' keys, and whether different names certainly have different keys.
         timeout: the ttl in seconds; None or 0: the locks do not expire.
-        blocking_timeout: how long to wait at most, in seconds; None: for ever; 0 or less: one round.
+        blocking_timeout: how long to wait at most, in seconds; None: forever; 0 or less: one round.
         sleep: how long to sleep between two rounds, in seconds.
         all_or_nothing: whether to acquire all locks or none.
 

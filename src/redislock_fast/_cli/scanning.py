@@ -61,7 +61,7 @@ class Row:
     Attributes:
         name: its key.
         holder: its holder, as in a `LockReport`.
-        ttl_s: for how long it is held yet, in seconds; None: without end.
+        ttl_s: for how much longer it is held, in seconds; None: without end.
         contended: whether it has the contended flag, or waiters.
         waiting: how many are in its queue; None where that is not known.
     """

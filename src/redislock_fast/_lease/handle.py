@@ -30,7 +30,7 @@ class Handle:
         timeout: the lock's ttl in seconds; None or 0: it does not expire.
         expires_at: until when the lease is certainly valid, in seconds of `time.time()`; None where it does not expire
             or the end is not known. The wall clocks of sender and receiver must agree: a receiver whose clock is behind
-            counts on the lease for that much longer, up to one ttl.
+            may count on the lease for that much longer, by one ttl at most.
         fence: the fencing token, where the lock has one.
 
     Raises:

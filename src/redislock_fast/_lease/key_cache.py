@@ -161,7 +161,7 @@ class CachedKey:
         for waiter in reversed(self.all_waiters()):
             if waiter.since is None:
                 continue
-            if now < waiter.since + Limit.long_s:  # those behind it have come later
+            if now < waiter.since + Limit.long_s:  # those after it have come later
                 return
             tell_of_wait(self.key, now - waiter.since, "another caller of this process")
             waiter.since = None

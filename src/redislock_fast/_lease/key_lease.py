@@ -117,7 +117,7 @@ class KeyLease:
         return self.take_until if ttl_ms == self.ttl_ms else self.deadline - _lead_s(ttl_ms)
 
     def take_fence(self) -> int | None:
-        """The fencing number of the next holder. The key is not kept behind the last one."""
+        """The fencing number of the next holder. The key is not kept after the last one."""
         if not self.fences:
             return None
         fence, self.fences = self.fences[0], self.fences[1:]

@@ -274,7 +274,7 @@ class Lease:
             return ttl_ms
 
     def renewed(self, expires_at: float, certainly: bool) -> None:
-        """Note a renewal that was executed certainly, or may yet be, and by which the lease ends at `expires_at`."""
+        """Note a renewal that was executed certainly, or may still be, and by which the lease ends at `expires_at`."""
         with mutex.lock:
             if self.loss is not None:
                 return

@@ -50,7 +50,7 @@ the client's own; for another caller of this process that has the lock with `lin
 installed: list[Any] = []
 """What gets the reports of all locks beside their own `metrics`. Each may have any of the methods of `Observer`.
 
-A lock takes them when it is made: an installed object costs the locks that are there already nothing.
+A lock takes them when it is made: locks that exist already are not affected.
 """
 
 
@@ -209,7 +209,7 @@ def _call(observers: Iterable[Any], method: str, args: tuple[Any, ...]) -> None:
 
 
 class Wait:
-    """A context in which an acquire waits. It reports its begin and its end.
+    """A context in which an acquire waits. It reports its start and its end.
 
     Args:
         observers: what gets the reports.

@@ -222,7 +222,7 @@ class Owner:
 
     @property
     def is_prolonging(self) -> bool:
-        """Whether a request that sets the ttl of the held lock may be executed yet."""
+        """Whether a request that sets the ttl of the held lock may still be executed."""
         book, lease = self.prolongings, self.lease
         return (book is not None and len(book.under_way) > 0) or (
             lease is not None and (lease.renewing or lease.troubled or lease.busy > 0)

@@ -55,9 +55,13 @@ WAITING = Metric("redislock.waiting", "gauge", "{caller}", ("name",), "Callers i
 LOST = Metric("redislock.lost", "counter", "{lock}", ("name", "reason"), "Locks that were lost before their release")
 RENEWAL_FAILURES = Metric("redislock.renewal.failures", "counter", "{renewal}", ("name",), "Renewals that got no reply")
 HAND_OVERS = Metric(
-    "redislock.handovers", "counter", "{handover}", ("name",), "Waits that ended since the holder gave the lock over"
+    "redislock.handovers",
+    "counter",
+    "{handover}",
+    ("name",),
+    "Waits that ended because the holder handed the lock over",
 )
-WAITS = Metric("redislock.waits", "counter", "{wait}", ("name", "mode"), "Waits that have ended, by how was waited")
+WAITS = Metric("redislock.waits", "counter", "{wait}", ("name", "mode"), "Completed waits, by mode")
 
 METRICS = (ACQUIRE, HOLD, HELD, WAITING, LOST, RENEWAL_FAILURES, HAND_OVERS, WAITS)
 

@@ -106,7 +106,7 @@ class Malformed(ConnectionBroken, hiredis.ProtocolError):
 
 
 class NoReply(Exception):
-    """The caller's time is up without a reply. The request may yet be executed; the pipe stays open."""
+    """The caller's time is up without a reply. The request may still be executed; the pipe stays open."""
 
 
 class Forked(RuntimeError):
@@ -130,7 +130,7 @@ class Mailbox(Protocol):
         """Take out the oldest message, waiting for it if there is none. One thread at a time.
 
         Args:
-            timeout_s: how long to wait, in seconds; below 0 for ever.
+            timeout_s: how long to wait, in seconds; below 0 forever.
             soon: whether the message is about to come, so that spinning for it may pay.
 
         Raises:
@@ -146,7 +146,7 @@ class Pipe(Protocol):
     """One connection that many threads call at once.
 
     Attributes:
-        on_push: called for every push that answers no request, by the thread that reads, in the order of the stream;
+        on_push: called forevery push that answers no request, by the thread that reads, in the order of the stream;
             None drops them. Set it before the pipe is shared. It may tell mailboxes and post. It must not block, since
             every caller waits for it. For a malformed push it raises hiredis.ProtocolError, as `on_reply` does for a
             malformed reply: that breaks the pipe. Any other exception breaks the pipe too, and is raised to the caller
@@ -181,7 +181,7 @@ class Pipe(Protocol):
 
         Args:
             args: the command's words.
-            timeout_s: how long to wait for the reply, in seconds; below 0 for ever.
+            timeout_s: how long to wait for the reply, in seconds; below 0 forever.
 
         Raises:
             ConnectionBroken: the connection broke.
@@ -211,7 +211,7 @@ class Pipe(Protocol):
         """
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send one request behind all that were sent before. Never blocks.
+        """Send one request after all that were sent before. Never blocks.
 
         Args:
             args: the command's words.

@@ -51,7 +51,7 @@ class Pipe(Protocol):
     """One connection that many tasks of one loop call.
 
     Attributes:
-        on_push: called for every push that answers no request, in the order of the stream; None drops them. It must not
+        on_push: called forevery push that answers no request, in the order of the stream; None drops them. It must not
             raise: that breaks the pipe, and the error goes to the loop. As in `base.Pipe`, (S)SUBSCRIBE may be called,
             and (S)UNSUBSCRIBE must not be sent.
     """
@@ -91,7 +91,7 @@ class Pipe(Protocol):
         """Give a listener a message, unless it has one or was cancelled."""
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
-        """Send one request behind all that were sent before; `base.Pipe.post` for a loop."""
+        """Send one request after all that were sent before; `base.Pipe.post` for a loop."""
 
     def close(self) -> None:
         """Break the pipe: callers that still wait get `ConnectionBroken`. Queued requests are sent first."""

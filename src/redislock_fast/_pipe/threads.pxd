@@ -118,7 +118,7 @@ cdef struct Slot:
 
 cdef struct Wait:        # one call of one thread, on its own stack
     Slot* slot
-    double timeout_s     # below 0: for ever
+    double timeout_s     # below 0: forever
     double deadline      # CLOCK_MONOTONIC, where there is a timeout
     double signals_at    # CLOCK_MONOTONIC; when the reader next lets signal handlers run; 0 before its first delivery
     Spinner* spinner     # the pipe's, of this kind of wait

@@ -685,7 +685,7 @@ cdef class Pipe:
     cdef bint _may_block(self, Wait* wait) noexcept nogil:
         """Reader, with nothing leaving: let callers send for themselves. Returns False when it has more to send first.
 
-        Where a near server's reply is about to come, the queued requests leave in one write behind it: a write for each
+        Where a near server's reply is about to come, the queued requests leave in one write after it: a write for each
         would cost throughput, with many threads. With a far server, waiting for the reply would cost throughput.
         """
         cdef Slot* oldest

@@ -187,7 +187,7 @@ class Pipe:
         self._check_forked()
 
     def _take_part(self, slot: Slot, deadline: float | None) -> None:
-        # Not a part of `_run`: an interrupt may come behind what a `try` covers, and before its `finally`.
+        # Not a part of `_run`: an interrupt may come after what a `try` covers, and before its `finally`.
         try:
             self._wait(slot, deadline)
         except (ConnectionBroken, NoReply, Forked):

@@ -45,7 +45,7 @@ from redislock_fast._util.tracing import is_observed
 __all__ = []
 
 _ASKING_S = 0.005
-"""For how long an attempt that must not wait gives another process the time to give up a key that lingers there."""
+"""The grace that an attempt that must not wait gives to a process in which the key lingers."""
 
 # ---- acquire ----
 
@@ -162,7 +162,7 @@ def note_failure(lock: LockBase, call: Call, was_asked: bool) -> None:
     """Note that the last attempt has failed, or that others wait and no attempt was made.
 
     Raises:
-        redis.exceptions.LockError: the caller holds the lock itself, and would wait for ever.
+        redis.exceptions.LockError: the caller holds the lock itself, and would wait forever.
     """
     call.deadline.refused = call.deadline.refused or was_asked
     attempt = call.attempt

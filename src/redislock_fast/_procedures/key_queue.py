@@ -31,7 +31,7 @@ class KeyQueue(Generic[AnyWaiter]):
     """The waiters of one lock on one connection, and those of them that are in the server's queue.
 
     One waiter in the queue, the poller, makes the health checks for all: the waiter with the shortest interval; of
-    several, the last that has joined, since it stays longest.
+    several, the newest, since it stays longest.
 
     Thread safety: any thread uses it, without a mutex, by atomic methods of dict; see `waiters.py`.
 

@@ -143,7 +143,7 @@ def release_here(lock: LockBase, owner: Owner, cached: CachedKey) -> None:
     ):
         keeps = cached.wanted_at is None and now < lease.keep_until and now >= cached.keeps_from and cached.is_current
         if keeps or not (cached.waiters or lease.releases):
-            # first of all, before an interrupt could free the local lock of a lock that is held yet
+            # first of all, before an interrupt could free the local lock of a lock that is still held
             owner.cached = owner.token = None
             try:
                 if keeps:
@@ -449,7 +449,7 @@ def release_kept(lock: LockBase, cached: CachedKey, owner: Owner, claim: list[bo
         return False  # the last: an operator has taken it
     if owner.expiry != cached.locked_by.get(0):  # prolonged, or cut
         lease.set_end(end)
-    if owner.is_prolonging:  # a request under way may cut the lease yet
+    if owner.is_prolonging:  # a request under way may still cut the lease
         lease.let_go()
     cached.release(now, (lock._linger_ms or 0) / 1000)
     return True

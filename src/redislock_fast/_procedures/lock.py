@@ -150,7 +150,7 @@ hooks_of = attrgetter(*(f"{name}.__func__" if name.startswith("do_") else name f
 
 
 class Backoff:
-    """The pauses before the attempts of one acquire, but the first.
+    """The pauses before the attempts of one acquire, except the first.
 
     Args:
         wait: the lock's setting.

@@ -115,7 +115,7 @@ def attempting(leases: list[Lease], step: Do, verdicts: Callable[[], list[Verdic
     try:
         with unheeded():
             yield step
-    except BaseException:  # cancelled: requests under way may yet be executed
+    except BaseException:  # cancelled: requests under way may still be executed
         for lease in leases:
             lease.troubled = True
         raise

@@ -31,7 +31,7 @@ class Skipped(LockError):
 
     Attributes:
         holder: that caller, by its process, as `redislock_fast.holders` tells it; None where that is not known.
-        ttl_s: for how many seconds its lock is held yet, unless it is prolonged or released; None where that is not
+        ttl_s: for how many more seconds its lock is held, unless it is prolonged or released; None where that is not
             known.
     """
 

@@ -362,7 +362,7 @@ class WaiterRegistry(Subscriptions):
 
         True while a waiter of this connection is in the queue, and once after each hand-over: a caller that releases a
         lock with waiters and acquires it again at once needs fewer commands so. Only once, because otherwise the
-        queue's script would take a lock for ever that no other caller wants any more.
+        queue's script would take a lock forever that no other caller wants any more.
 
         Args:
             key: the lock.

@@ -1,4 +1,4 @@
-"""How a connection tells its server whose it is: by a text that `CLIENT LIST` shows for as long as it is connected.
+"""The name of a connection says which process owns it: a text that `CLIENT LIST` shows for as long as it is connected.
 
     redislock_fast(<identifier>;<host>;<pid>;<program>)
 
@@ -15,7 +15,7 @@ __all__ = ["introduction", "read_introduction"]
 _MOST = 30
 """The most characters of a host and of a program: `CLIENT LIST` gets longer by about 100 for each connection."""
 
-_TEXT = r"redislock_fast\(([0-9a-f]{11});([^;()]*);([0-9]{1,10});([^;()]*)\)"  # compiled for those alone that read it
+_TEXT = r"redislock_fast\(([0-9a-f]{11});([^;()]*);([0-9]{1,10});([^;()]*)\)"  # compiled when it is first used
 
 
 def introduction(identifier: bytes, host: str, pid: int, program: str) -> bytes:

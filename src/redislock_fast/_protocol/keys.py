@@ -73,7 +73,7 @@ def channel_beside(key: bytes, identifier: bytes) -> bytes:
 
 
 def _base_of(key: bytes) -> bytes:
-    """The common prefix of a lock's other keys. No two locks share it: the ways to stay in the slot end differently."""
+    """The common prefix of a lock's other keys. No two locks share it: the three forms end differently."""
     if key and b"}" not in key:
         return b"{%b}:rlf" % key
     if _tag_of(key) is not key:

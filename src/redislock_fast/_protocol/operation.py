@@ -97,7 +97,7 @@ class Exchange(Protocol):
     Attributes:
         key: the lock's name on the wire.
         is_pipeline: whether `request` gives a list of requests and `feed` takes the list of their replies.
-        claim: is told the replies to its requests also when no caller waits for them; None for most operations.
+        claim: gets every reply to its requests, even when no caller waits for it; None for most operations.
         begun: the outcome of its first request, where that was sent before it was made; the transport takes it out.
         uses_queue: whether its requests are of the kinds for which a server may close the connection.
     """
@@ -134,7 +134,7 @@ class Operation(Exchange, Protocol):
     """An operation as a transport drives it.
 
     Attributes:
-        unsettled: whether a request may have been executed, or may yet be, without its outcome being known.
+        unsettled: whether a request may have been executed, or may still be, without its outcome being known.
         result: the outcome, once finished; False until then.
     """
 

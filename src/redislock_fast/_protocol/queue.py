@@ -131,7 +131,7 @@ class JoinQueue(TokenOperation):
         self.denied = "" if capabilities.queues else UNTRIED
         return (b"GET", self.key) if self.denied else self.queue_script(WAIT, *self._words)
 
-    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server
         if self.denied:
             return True
         if isinstance(reply, hiredis.ReplyError):
@@ -153,7 +153,7 @@ class JoinQueue(TokenOperation):
         return True
 
     def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way
-        # Of two requests that left, the first may yet be executed when no waiter has this token any more.
+        # Of two requests that left, the first may still be executed when no waiter has this token any more.
         return [(self.key, self.token)] if self.unsettled else []
 
 
@@ -215,10 +215,10 @@ class LeaveQueue(Release):
 
 
 def cleanup_requests(capabilities: Capabilities, entries: list[tuple[bytes, bytes]]) -> list[Args]:
-    """The requests that clean up after all requests for these keys and tokens. They are posted behind those.
+    """The requests that clean up after all requests for these keys and tokens. They are posted after those.
 
     A lock that was taken may have got the contended flag since, so it is handed over. Where scripts are forbidden, the
-    native commands behind that delete the lock. No caller reads the replies.
+    native commands after that delete the lock. No caller reads the replies.
     """
     requests: list[Args] = []
     knows_leave = False
@@ -259,7 +259,7 @@ class Watch(TokenOperation):
             return [reading]
         return [(b"CLIENT", b"TRACKING", b"ON", b"OPTIN"), (b"CLIENT", b"CACHING", b"YES"), reading]
 
-    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError):
                 self.error_code(reply)  # raises the errors that are to be tried again
@@ -317,7 +317,7 @@ class TellHolder(TokenOperation):
         holder = Subscriptions(capabilities, identifier_of(self.token))
         return (holder.publish.upper(), holder.channel_for(self.key), GIVE_UP + self.token + self.key)
 
-    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server
         if isinstance(reply, hiredis.ReplyError):
             self.error_code(reply)  # raises the errors that are to be tried again
         elif type(reply) is int:

@@ -49,7 +49,7 @@ class Replicate:
         self, key: bytes, token: bytes, ttl_ms: int | None, contended: bool, wanted: int, wait_ms: int
     ) -> None:
         self._reacquire = Reacquire(key, token, ttl_ms, contended)
-        self._reacquire.with_text = True  # on NOSCRIPT, the WAIT behind it would wait in vain
+        self._reacquire.with_text = True  # on NOSCRIPT, the WAIT after it would wait for nothing
         self._wanted = wanted
         self._wait_ms = wait_ms
         self.replicas = 0
@@ -70,7 +70,7 @@ class Replicate:
     def request(self, capabilities: Capabilities, now: float) -> list[Args]:
         reacquire = self._reacquire.request(capabilities, now)
         left_ms = self._wait_ms - int((now - self.sent_at) * 1000)
-        return [reacquire, (b"WAIT", self._wanted, max(left_ms, 1))]  # 0 would mean for ever
+        return [reacquire, (b"WAIT", self._wanted, max(left_ms, 1))]  # 0 would mean forever
 
     def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:
         reacquired, counted = replies

@@ -27,7 +27,7 @@ __all__ = ["Connections", "LockReport", "Participant", "ProcessDetails", "ReadRe
 _MOST_WAITERS = 100
 
 _KINDS: tuple[type, ...] = (int, list, int, list, list, bytes)
-"""Of the replies behind that to `GET`."""
+"""The expected types of the replies after that to `GET`."""
 
 _MADE_HERE = re.compile(rb"rlf:[0-9a-f]{32}")
 
@@ -84,8 +84,8 @@ class LockReport:
 
     Attributes:
         holder: the holder; None: the lock is free.
-        ttl_s: for how long the lock is held yet, in seconds, unless it is released or prolonged; None: without end, or
-            free.
+        ttl_s: for how much longer the lock is held, in seconds, unless it is released or prolonged; None: without end,
+            or free.
         contended: whether waiters are in the queue, or were while this holder had the lock.
         fence: the holder's fencing number; None: it has none.
         waiting: how many are in the queue; None where that is not known. Waiters that poll are not in it.
@@ -163,7 +163,7 @@ class ReadReport(TokenOperation):
             ]
         return requests
 
-    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server
         value = self._value(replies[0])
         try:
             self._note(value, *map(_known, replies[1:], _KINDS))

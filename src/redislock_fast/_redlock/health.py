@@ -18,7 +18,7 @@ __all__ = ["ServerHealth", "health_of"]
 
 _MOST_OWED = 64
 _CHANCE_S = 0.0005
-_FADING = 0.998  # in a round: a server that was waited for for a millisecond is tried again after 350
+_FADING = 0.998  # in a round: a wait of a millisecond fades after 350 rounds
 _BACK_OFF_S = 0.05
 _LONGEST_BACK_OFF_S = 1.0
 
@@ -28,7 +28,7 @@ class ServerHealth:
 
     Attributes:
         capabilities: of the connection that was used last; None before the first.
-        silent: the server was waited for in vain, and has not answered since.
+        silent: a wait for the server has failed, and it has not answered since.
         slowness: how long it was waited for lately, in whole half milliseconds.
         asked: the votes of an event loop that are to be told when the connection breaks.
         owed: the votes without a verdict for which no caller waits any more.
@@ -63,14 +63,14 @@ class ServerHealth:
         """Note for how long the server was waited for in a round, in seconds; None: its vote was not needed.
 
         Differences below `_CHANCE_S` are chance and do not count: the server that is asked first is waited for first.
-        Without a wait the figure fades, or one outlier would count for ever.
+        Without a wait the figure fades, or one outlier would count forever.
         """
         self._waited_s = self._waited_s * _FADING if waited_s is None else waited_s
         self.slowness = int(self._waited_s / _CHANCE_S)
 
     @property
     def is_new(self) -> bool:
-        """Whether there was no connection yet, and no caller has waited for one in vain."""
+        """Whether there was no connection yet, and no wait for one has failed."""
         return self.capabilities is None and not self._failures and not self.silent
 
     @property

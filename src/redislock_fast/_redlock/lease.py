@@ -74,7 +74,7 @@ class MajorityLease:
             self.times = (min(times[0], round_.valid_until), min(times[1], round_.ends_at))
 
     def shorten(self, ttl_ms: int) -> tuple[float, float]:
-        """Count on no more than what a request that sets this ttl may leave of the lease. Returns the new `times`."""
+        """Assume the shorter one of the present lease and this ttl. Returns the new `times`."""
         now = clock()
         self.times = times = (min(self.valid_until, now + valid_s(ttl_ms)), min(self.ends_at, now + ttl_ms / 1000))
         return times

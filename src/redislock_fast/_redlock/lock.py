@@ -1,8 +1,8 @@
 """The operations of a `Redlock`, step by step, for threads and for tasks.
 
 Rules:
-- Every attempt has a token of its own, so what an earlier attempt has left never counts for it. The tokens lack the
-  marker of `_util/tokens.py`: a Redlock has no queue, since no single server can hand it over.
+- Every attempt has a token of its own, so what an earlier attempt has left is never mistaken for it. The tokens lack
+  the marker of `_util/tokens.py`: a Redlock has no queue, since no single server can hand it over.
 - Where too many servers refuse, the result is negative. Where too many do not reply, that is an error, unless there is
   time for another attempt.
 - A lock that is held on options has a `Lease`, which says until when it is held. Without one, its `MajorityLease` does.
@@ -73,7 +73,7 @@ __all__ = ["RedlockBase"]
 _SILENT_ATTEMPTS = 3
 """After so many attempts in a row without the votes of a majority, an `acquire` without a deadline raises."""
 
-_dice = random.SystemRandom()  # a user may have seeded the module's own alike in all contenders
+_random = random.SystemRandom()  # a user may have seeded the module's own alike in all contenders
 
 _PERMANENT = (Refused, Redirected, AuthenticationError, AuthorizationError)
 
@@ -261,7 +261,7 @@ class RedlockBase(RedlockSettings):
                 attempts.clear()  # it was cleaned up
                 silent = 0 if attempt.answered else silent + 1
                 # Two callers that have split the votes must not meet again: each waits for another time.
-                pause_s = _dice.uniform(0, sleep)
+                pause_s = _random.uniform(0, sleep)
                 is_last = not blocking or not limit.allows(pause_s)
                 is_patient = limit.deadline is None
                 gives_up = is_last or _is_hopeless(attempt) or (silent >= _SILENT_ATTEMPTS and is_patient)

@@ -231,7 +231,7 @@ class Voting(Generic[VoteType]):
     def _clean_up(self, round_: MajorityRound, entries: dict[int, tuple[bytes, bytes]]) -> None:
         """Delete what must not stay on a server.
 
-        The cleanup is sent behind each request on its connection. Where the outcome is unknown, it also goes on in the
+        The cleanup is sent after each request on its connection. Where the outcome is unknown, it also goes on in the
         background until the server has confirmed it.
         """
         connections = {vote.index: vote.connections for vote in self.votes if vote.round is round_}

@@ -232,7 +232,7 @@ class ReacquireRound(LeaseRound):
 
 
 class ReleaseRound(MajorityRound):
-    """Delete the lock wherever it holds this token; at a silent server too, behind the acquire.
+    """Delete the lock wherever it holds this token; at a silent server too, after the acquire.
 
     Args:
         keys: by server.

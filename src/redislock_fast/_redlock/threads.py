@@ -101,7 +101,7 @@ class ThreadQuorum(Quorum):
             for round_ in rounds:
                 for index in filter(round_.awaits, range(len(apart))):
                     round_.lose(index, True)
-                self._clean_up_rest(round_)  # the transports apart are gone before they could do so
+                self._clean_up_rest(round_)  # the temporary transports are closed by then
 
 
 def _collect(servers: Sequence[ThreadServerTransport], voting: Voting[Vote]) -> None:
@@ -163,7 +163,7 @@ def _read(server: ThreadServerTransport, connection: Connection) -> None:
 
 
 def _wait(vote: Vote, slice_s: float, ends_at: float) -> bool:
-    """Wait for a vote for `slice_s` at most, inside of its server transport. Returns False if it did not come."""
+    """Wait up to `slice_s` seconds for the vote of one server. Returns False if it did not come."""
     mailbox: Mailbox | None = vote.listener
     if mailbox is None:
         vote.listener = mailbox = vote.connection.pipe.mailbox()
@@ -276,7 +276,7 @@ class _LateReplies(patching.Adaptable):
 
 
 def _owes(server: ThreadServerTransport | None) -> bool:
-    """Read what has come, and do again what failed with its connection. Returns whether replies are still owed."""
+    """Read what has come, and send again the releases whose connection broke. Returns whether replies are missing."""
     if server is None or not health_of(server).owed:
         return False
     connection = server.connection

@@ -82,7 +82,7 @@ class LoopRenewer:
             self._look_by(look_by)
 
     def let_go(self, lease: Lease) -> None:
-        """Stop the renewal of a lease, for ever."""
+        """Stop the renewal of a lease, forever."""
         record = record_of(lease, self._dropped)
         record.is_over = True
         self._schedule.remove(record)

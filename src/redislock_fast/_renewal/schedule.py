@@ -32,7 +32,7 @@ __all__ = ["Record", "RenewalBatch", "Schedule", "due_at", "late_entries", "reco
 _MOST_AT_ONCE = 1024
 """How many requests of a renewal batch are under way at once, as in a batch of locks."""
 
-_dice = random.SystemRandom()  # a user may have seeded the module's own, and forked processes have it alike
+_random = random.SystemRandom()  # a user may have seeded the module's own, and forked processes have it alike
 
 _MOST_NOTED = 1024
 """After so many new notes, the renewer looks at them: they take memory, and most are over."""
@@ -139,7 +139,7 @@ class Schedule:
             lease = None if note is None else note.look()
             if lease is not None and lease.record is None:
                 yield lease
-            self._listed.popleft()  # after all else: an interrupt before it forgets no note
+            self._listed.popleft()  # last, so that an interrupt loses no note
 
     def add(self, record: Record, due_at: float, interval_s: float) -> bool:
         """Schedule a record, instead of at its earlier time. Returns whether the renewer must be woken."""
@@ -180,7 +180,7 @@ class Schedule:
 
 
 def late_entries(losses: list[LeaseLoss]) -> list[Any]:
-    """End all lost locks for the renewer. Returns the entries of those for which a renewal may yet be executed."""
+    """End all lost locks for the renewer. Returns the entries of those for which a renewal may still be executed."""
     for lease, _ in losses:
         lease.record.is_over = True
     return [lease.record.entry for lease, reason in losses if lease.may_be_left(reason)]
@@ -190,7 +190,7 @@ def due_at(lease: Lease, now: float) -> float:
     """When a lease is due next, in the clock's seconds."""
     if lease.troubled or lease.busy or lease.renewing:
         return lease.retry_at(now)
-    return lease.due_at(now, _dice.random())
+    return lease.due_at(now, _random.random())
 
 
 # ---- renewal batches ----

@@ -131,7 +131,7 @@ class Renewer(patching.Adaptable):
             self._look_by(look_by)
 
     def let_go(self, lease: Lease) -> None:
-        """Stop the renewal of a lease, for ever."""
+        """Stop the renewal of a lease, forever."""
         record = record_of(lease, self._dropped)
         record.is_over = True
         self._forget_soon(record)
@@ -254,7 +254,7 @@ class Renewer(patching.Adaptable):
                 self._schedule.remove(record)
             else:
                 self._add(lease)
-            self._changed.popleft()  # after all else: an interrupt before it forgets no record
+            self._changed.popleft()  # last, so that an interrupt loses no record
 
     def _add(self, lease: Lease) -> None:
         """Schedule a lease, instead of at its earlier time."""

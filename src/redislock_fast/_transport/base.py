@@ -307,7 +307,7 @@ class ServerTransport(Generic[ConnectionType]):
         """Send nothing more on a connection on which nothing has come for the pool's `socket_timeout`.
 
         The end of a caller's own limit says nothing about the connection. The connection is not closed, since a cleanup
-        must be sent behind the request that it cleans up. It closes when nothing refers to it any more.
+        must be sent after the request that it cleans up. It closes when nothing refers to it any more.
         """
         if 0 <= self.timeout_s <= connection.pipe.silence_s:
             self._give_up(connection)
@@ -337,7 +337,7 @@ class ServerTransport(Generic[ConnectionType]):
             connection: on which the request left; None where there was no connection.
             operation: whose request it was.
             trouble: the error.
-            unanswered: the connection is added to it if the request may be executed yet.
+            unanswered: the connection is added to it if the request may still be executed.
         """
         if isinstance(trouble, FINAL):
             return False

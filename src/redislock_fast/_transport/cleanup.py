@@ -58,7 +58,7 @@ class Cleanup(Part[ServerType]):
     def tidy(self, operation: Operation, unanswered: Sequence[Any], failed: bool) -> None:
         """Clean up after an acquire that failed although the server may have executed it, or may do so later.
 
-        On each connection, the cleanup is sent behind the attempt, so it comes last in whatever order the server reads
+        On each connection, the cleanup is sent after the attempt, so it comes last in whatever order the server reads
         the connections. An attempt with a caller's own token is cleaned up by its claim alone.
 
         Args:

@@ -3,7 +3,7 @@
 A client with methods of its own in place of redis-py's may change what they do, as a prefix for keys does; a connection
 that is none of redis-py's may have no socket; a pool with methods of its own may choose the server or the database.
 Locks of these clients use the client's methods as redis-py's locks do.
-So do asyncio locks in an event loop whose transports may keep their first protocol for ever, as rloop's do.
+So do asyncio locks in an event loop whose transports may keep their first protocol forever, as rloop's do.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def is_mock(client: Any) -> bool:
 
 
 def sends_by_itself(client: Any) -> bool:
-    """Whether this very client must send: it has a method of its own, or connections that are none of redis-py's."""
+    """Whether requests must go through this client's methods: one is its own, or its connections are not redis-py's."""
     if has_method_of_its_own(client):
         _tell(f"{client!r}", "has methods of its own")
         return True

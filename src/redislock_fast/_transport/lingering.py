@@ -90,7 +90,7 @@ class Lingering(Part[ServerType]):
         self._post_releases(
             connection, leases, requests, partial(self._take_first, server, connection, leases, asked, is_wanted)
         )
-        if is_wanted and connection.registry is not None:  # behind the requests, for which another process waits
+        if is_wanted and connection.registry is not None:  # after the requests, for which another process waits
             for lease in leases:
                 connection.registry.note_hand_over(lease.key, True)
 

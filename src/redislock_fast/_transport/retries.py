@@ -47,7 +47,7 @@ class Attempts:
         retry: the retry policy of the connection pool or of the cluster client.
         limit_s: how long the caller waits at most, in seconds, from now on; below 0: its time ended so long ago; None:
             `retry` and `reply_s` alone count.
-        reply_s: how long the server may take for a reply, in seconds; below 0: for ever.
+        reply_s: how long the server may take for a reply, in seconds; below 0: forever.
 
     Attributes:
         deadline: when the caller's time ends, in the clock's seconds; None: never.
@@ -64,7 +64,7 @@ class Attempts:
         self.deadline = None if limit_s is None or limit_s > FOREVER_S else clock() + limit_s
 
     def left_s(self) -> float | None:
-        """How much of the caller's time is left, in seconds; below 0 when it is up, None for ever."""
+        """How much of the caller's time is left, in seconds; below 0 when it is up, None forever."""
         return None if self.deadline is None else self.deadline - clock()
 
     @property
@@ -73,11 +73,11 @@ class Attempts:
         return None if self.deadline is None else self.deadline + GRACE_S
 
     def bounded_s(self) -> float | None:
-        """How long the caller waits for what is under way, in seconds from 0; None for ever."""
+        """How long the caller waits for what is under way, in seconds from 0; None forever."""
         return None if self.deadline is None else max(self.deadline + GRACE_S - clock(), 0.0)
 
     def timeout_s(self, now: float) -> float:
-        """How long to wait for the reply to a request that leaves now, in seconds; below 0 for ever."""
+        """How long to wait for the reply to a request that leaves now, in seconds; below 0 forever."""
         deadline = self.deadline
         if deadline is None:
             return self._reply_s

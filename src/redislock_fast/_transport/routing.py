@@ -77,7 +77,7 @@ class _Asking:
     is_pipeline = True
     uses_queue = False
     begun: Begun | None = None
-    claim: Claim | None = None  # a late reply about a slot that moves does not count: the key is left to its ttl
+    claim: Claim | None = None  # late replies about a slot that moves are ignored: the key ends by its ttl
 
     def __init__(self, operation: Exchange) -> None:
         self._operation = operation

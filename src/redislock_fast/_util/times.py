@@ -76,7 +76,7 @@ def positive_ms(seconds: float, what: str) -> int:
 
 
 def wait_seconds(seconds: float, what: str) -> float:
-    """A time to wait: any number but NaN.
+    """A time to wait: any number except NaN.
 
     Raises:
         TypeError: for a value that is not a number.
@@ -97,7 +97,7 @@ class Limit:
     Attributes:
         deadline: when the time is up, in the clock's seconds; None: never.
         refused: whether the server has said, since the acquire began, that the lock is another's.
-        wakes_at: until when to listen at most, in the clock's seconds; None: for ever.
+        wakes_at: until when to listen at most, in the clock's seconds; None: forever.
     """
 
     __slots__ = ("_long_at", "_waits_since", "deadline", "refused", "wait_s", "wakes_at")
@@ -141,7 +141,7 @@ class Limit:
         return clock() - self._waits_since
 
     def listen_s(self) -> float | None:
-        """How long to listen at most from now on, in seconds; None: for ever."""
+        """How long to listen at most from now on, in seconds; None: forever."""
         return None if self.wakes_at is None else max(self.wakes_at - clock(), 0.0)
 
     @property
@@ -150,7 +150,7 @@ class Limit:
         return self.wait_s is None or self.wait_s > 0
 
     def left_s(self) -> float | None:
-        """The seconds that are left; below 0 when the time is up, None for ever."""
+        """The seconds that are left; below 0 when the time is up, None forever."""
         return None if self.deadline is None else self.deadline - clock()
 
     def allows(self, pause_s: float) -> bool:
@@ -169,7 +169,7 @@ class Limit:
 
 
 def ttl_ms_of(timeout: float | None) -> int | None:
-    """The ttl of a lock in milliseconds, rounded up. None for None and for 0, which redis-py also takes for "for ever".
+    """The ttl of a lock in milliseconds, rounded up. None for None and for 0, which redis-py also takes for "forever".
 
     Raises:
         TypeError: for a value that is not a number.

@@ -20,7 +20,7 @@ __all__ = ["LockReport", "Participant", "ProcessDetails", "holders"]
 
 
 async def holders(client: Client, name: str | bytes) -> LockReport:
-    """Tell which process holds a lock, for how long yet, and which processes wait for it.
+    """Tell which process holds a lock, for how much longer, and which processes wait for it.
 
     Sends `GET`, `PTTL`, `HMGET`, `ZCARD`, `ZRANGE`, `TIME` and `CLIENT LIST` in one piece, to the lock's server. What
     the user may not read is None in the report; `CLIENT LIST` tells of processes. It costs the server some time if it

@@ -93,7 +93,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         blocking: whether `acquire` waits for another owner. False bounds no time: on a silent server, one attempt takes
             as long as the client's retries (58 s by default). `blocking_timeout` bounds it, as do the client's `retry`
             and `socket_timeout`.
-        blocking_timeout: how long `acquire` waits at most, in seconds. None: for ever. 0: one attempt, for 0.1 s.
+        blocking_timeout: how long `acquire` waits at most, in seconds. None: forever. 0: one attempt, for 0.1 s.
         thread_local: whether the token belongs to the task that acquired, or to every task with this object. Either
             way, where one task holds the lock, others that hold none by this object may prolong, ask about and release
             it: heartbeat tasks, timers, signal handlers, whatever closes a generator. They do not hold it by that.
@@ -318,8 +318,8 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Awaitable[Literal[True]]:
         """Prolong the lease.
 
-        Sends what `redislock_fast.Lock.extend` sends. The LockErrors but LockNotOwnedError are raised by the call, all
-        other errors by awaiting it.
+        Sends what `redislock_fast.Lock.extend` sends. The LockErrors except LockNotOwnedError are raised by the call,
+        all other errors by awaiting it.
 
         Args:
             additional_time: seconds to add to the remaining ttl, rounded up to whole milliseconds; 0 adds nothing.
@@ -347,7 +347,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
     def reacquire(self) -> Awaitable[Literal[True]]:
         """Set the lease back to the lock's whole `timeout`.
 
-        Sends `SET name token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVALSHA`. The LockErrors but
+        Sends `SET name token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVALSHA`. The LockErrors except
         LockNotOwnedError are raised by the call, all other errors by awaiting it.
 
         Returns:

@@ -112,7 +112,7 @@ class Redlock(RedlockBase):
 
         Sends `SET name token NX PX ms GET` (Redis 7.0, Valkey), or `SET name token NX PX ms` and, when that fails,
         `GET name`, to every server, once per attempt. A failed attempt is cleaned up at each server that may have
-        agreed: by `DELIFEQ`, `DELEX` or `EVAL` behind its SET on the same connection.
+        agreed: by `DELIFEQ`, `DELEX` or `EVAL` after its SET on the same connection.
 
         Args:
             blocking: whether to wait, instead of the lock's own setting.

@@ -304,7 +304,7 @@ def test_what_a_node_without_the_slot_is_to_undo_is_left_to_its_ttl(callers: Cal
     client = callers.client(cluster.nodes[first].port)  # as of a single server
     entries = [(name.encode(), b"mine") for name in (*names[second], *names[first])]
     callers.run(lambda: clean_up(client, entries))
-    wait_until(lambda: callers.run(lambda: is_idle(client)), "nothing is tried for ever")
+    wait_until(lambda: callers.run(lambda: is_idle(client)), "nothing is tried forever")
 
 
 def test_an_error_of_one_node_leaves_nothing_at_the_others(callers: Callers, fast: Any, cluster: Cluster) -> None:

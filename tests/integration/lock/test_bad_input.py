@@ -218,7 +218,7 @@ def test_infinite_blocking_timeout_is_no_limit(
     lock_class: LockClass, taken: redis.Redis, fake_time: FakeTime, limit_s: float
 ) -> None:
     fake_time.at_most = 20
-    with pytest.raises(AssertionError, match="waits for ever"):
+    with pytest.raises(AssertionError, match="waits forever"):
         lock_class(taken, "name").acquire(blocking_timeout=limit_s)
     assert [0.1] * 20 == fake_time.sleeps_s
 
@@ -226,7 +226,7 @@ def test_infinite_blocking_timeout_is_no_limit(
 @pytest.mark.usefixtures("polling")
 def test_sleep_of_zero_polls_without_a_pause(lock_class: LockClass, taken: redis.Redis, fake_time: FakeTime) -> None:
     fake_time.at_most = 20
-    with pytest.raises(AssertionError, match="waits for ever"):
+    with pytest.raises(AssertionError, match="waits forever"):
         lock_class(taken, "name", sleep=0).acquire()
     assert [0] * 20 == fake_time.sleeps_s
 

@@ -215,7 +215,7 @@ def test_forked_children_draw_other_tokens(in_fork: InFork, lock_class: LockClas
 
 
 def test_fork_while_other_threads_use_the_client(in_fork: InFork, client: redis.Redis) -> None:
-    # Ours alone: redis-py's pool may be locked by another thread at the fork, and then for ever in the child.
+    # Ours alone: redis-py's pool may be locked by another thread at the fork, and then forever in the child.
     finished = threading.Event()
 
     def work(name: str) -> int:

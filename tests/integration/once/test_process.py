@@ -31,7 +31,7 @@ _WORKERS = multiprocessing.get_context("forkserver")  # a plain fork would copy 
 
 
 def work(connection: Connection, port: int, timeout_s: float, at_least_s: float) -> None:
-    """Run the ticks that the connection delivers; the last of them for ever."""
+    """Run the ticks that the connection delivers; the last of them forever."""
     client = redis.Redis(port=port)
 
     @redislock_fast.once(client, "nightly", timeout=timeout_s, at_least=at_least_s, on_skip=lambda _: "skipped")

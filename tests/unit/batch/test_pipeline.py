@@ -204,17 +204,17 @@ class Schedule:
     """
 
     def __init__(self, seed: int) -> None:
-        self._dice = random.Random(seed)
-        self._model = Model(self._dice.choice(list(SERVERS.values())))
-        self._keys = [b"key-%d" % number for number in range(self._dice.choice((1, 2, 5)))]
+        self._random = random.Random(seed)
+        self._model = Model(self._random.choice(list(SERVERS.values())))
+        self._keys = [b"key-%d" % number for number in range(self._random.choice((1, 2, 5)))]
         self._capabilities = Capabilities(self._model.execute(PROBE))
         self._deleted: set[bytes] = set()
         for key in self._keys:
-            if self._dice.random() < 0.3:
-                self._model.put(key, RIVAL, self._dice.choice((None, 40)))
+            if self._random.random() < 0.3:
+                self._model.put(key, RIVAL, self._random.choice((None, 40)))
 
     def run(self) -> None:
-        ttl_ms = self._dice.choice((None, 60, 10_000))
+        ttl_ms = self._random.choice((None, 60, 10_000))
         acquire = AcquirePipeline(self._keys, TOKEN, ttl_ms)
         finished = self._drive(acquire)
         won = [key for key, ours in zip(self._keys, acquire.results, strict=True) if ours]
@@ -250,17 +250,17 @@ class Schedule:
         return self._model.entry(key)
 
     def _drive(self, machine: AcquirePipeline | ReleasePipeline, valid_until: float | None = None) -> bool:
-        for _ in range(self._dice.choice((1, 2, 4))):
+        for _ in range(self._random.choice((1, 2, 4))):
             while True:
                 self._meanwhile()
                 left_at = self._model.now_ms / 1000
                 requests = requests_of(machine, self._capabilities, left_at)
-                fault = self._dice.random()
+                fault = self._random.random()
                 # A connection may break between any two requests or replies; all replies are lost then.
-                executed = self._dice.randrange(len(requests) + 1) if fault < 0.2 else len(requests)
+                executed = self._random.randrange(len(requests) + 1) if fault < 0.2 else len(requests)
                 replies = [self._execute(machine, request, left_at, valid_until) for request in requests[:executed]]
                 if fault < 0.4:
-                    machine.note_unanswered(sent=executed > 0 or self._dice.random() < 0.5)
+                    machine.note_unanswered(sent=executed > 0 or self._random.random() < 0.5)
                     self._capabilities = Capabilities(self._model.execute(PROBE))
                     break
                 try:
@@ -271,22 +271,22 @@ class Schedule:
         return False
 
     def _meanwhile(self) -> None:
-        self._model.now_ms += self._dice.choice((0, 0, 1, 30))
-        if self._dice.random() < 0.1:
+        self._model.now_ms += self._random.choice((0, 0, 1, 30))
+        if self._random.random() < 0.1:
             self._model.flush_scripts()
-        if self._dice.random() < 0.1:  # a neighbour on the connection is refused something
+        if self._random.random() < 0.1:  # a neighbour on the connection is refused something
             self._capabilities.set_get = False
             self._capabilities.release = None
         for key in self._keys:
             entry = self._entry(key)
-            if entry is None and self._dice.random() < 0.1:
+            if entry is None and self._random.random() < 0.1:
                 self._model.put(key, RIVAL, 50)
-            elif entry is not None and entry.value == RIVAL and self._dice.random() < 0.2:
+            elif entry is not None and entry.value == RIVAL and self._random.random() < 0.2:
                 del self._model.entries[key]
 
     def _execute(self, machine: Pipeline, request: Args, left_at: float, valid_until: float | None) -> Reply:
-        if self._dice.random() < 0.05:
-            return self._dice.choice(_ERRORS)
+        if self._random.random() < 0.05:
+            return self._random.choice(_ERRORS)
         before = {key: self._entry(key) for key in self._keys}
         reply = self._model.execute(request)
         for key, was in before.items():

@@ -182,7 +182,7 @@ def test_wait_on_what_is_no_string_is_denied() -> None:
 @pytest.mark.parametrize("sent", [True, False])
 @pytest.mark.parametrize("failed", [True, False])
 def test_wait_of_unknown_outcome_is_undone_either_way(sent: bool, failed: bool) -> None:
-    # The first of two requests may yet be executed, when nobody waits under this token any more.
+    # The first of two requests may still be executed, when nobody waits under this token any more.
     operation = wait()
     operation.request(Capabilities(), 1.0)
     operation.note_unanswered(sent)

@@ -1,4 +1,4 @@
--- Guarded set: the script that `Guard.set` runs behind guard.lua.
+-- Guarded set: the script that `Guard.set` runs after guard.lua.
 -- KEYS[1]  the key
 -- ARGV[1]  value
 -- ARGV[2]  ttl in milliseconds, 0 for none

@@ -3,7 +3,7 @@
 -- lock     the lock's name. Its value is the holder's token, with a "+" (the contended flag) behind it when a release
 --          must use the queue. Only tokens that the library made get the flag; other values are never changed
 -- queue    sorted set: the waiters' tokens, made by the library, scored by their arrival in the server's microseconds
--- waiters  hash: "t<token>" is "<ttl_ms> <publish> <channel>": the ttl that a waiter wants (0: for ever) and how it is
+-- waiters  hash: "t<token>" is "<ttl_ms> <publish> <channel>": the ttl that a waiter wants (0: forever) and how it is
 --          notified; "c<channel>" is until when, in milliseconds, the channel's process counts as awake. wait.lua drops
 --          those of processes that are gone; the last waiter drops the hash
 --

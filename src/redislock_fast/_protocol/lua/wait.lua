@@ -116,7 +116,7 @@ else
         value = value .. '+'
         redis.call('append', lock, '+')
     end
-    -- A holder that listens hears of the first waiter behind it, and again by each health check, since messages get
+    -- A holder that listens is told of the first waiter after it, and again by each health check, since messages get
     -- lost. Its token begins with the identifier of its connection, which names its channel as the waiter's own does.
     local listens = string.sub(holder, 16, 16) == '1'
     if listens and (ARGV[7] ~= '' or (arrival ~= 0 and redis.call('zcard', queue) == 1)) then

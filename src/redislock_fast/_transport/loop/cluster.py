@@ -53,7 +53,7 @@ _Result = TypeVar("_Result")
 class _Pool:
     """A node in the form of a connection pool: redis-py's asyncio client has no pool for a node.
 
-    It does not keep the client alive, which the settings of a node do.
+    It refers to the client weakly; the settings of a node refer to it strongly.
     """
 
     def __init__(self, client: Any, name: str) -> None:

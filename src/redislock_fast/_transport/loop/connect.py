@@ -35,7 +35,7 @@ class AsyncConnection:
         registry: the registry of its waiters; None where no messages can come.
         callers: functions that wake callers that wait for the reply to a posted request; called with BROKEN when the
             reply cannot come any more.
-        timeout_s: how long a reply may take by the pool's settings, in seconds; below 0 for ever.
+        timeout_s: how long a reply may take by the pool's settings, in seconds; below 0 forever.
     """
 
     __slots__ = ("_end", "_generation", "callers", "capabilities", "ending", "pipe", "registry", "timeout_s")

@@ -211,7 +211,7 @@ def _drain(sock: socket.socket) -> None:
 
 
 def _hold(loop: asyncio.AbstractEventLoop, closed: asyncio.Future[None], remains: _Remains) -> None:
-    """Refer to the socket until the connection or the loop is closed, a day at a time: no loop has endless timers."""
+    """Refer to the socket until the connection or the loop is closed, anew each day: timers of loops have a limit."""
     timer = weakref.ref(loop.call_later(_DAY_S, _hold, loop, closed, remains))
 
     def cancel(_: object) -> None:

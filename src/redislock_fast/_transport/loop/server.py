@@ -2,7 +2,7 @@
 
 A `LoopServerTransport` does for a loop what `_transport.threads.server.ThreadServerTransport` does for threads.
 
-- A caller that is cancelled leaves its request under way. A cancelled acquire is cleaned up behind its request.
+- A caller that is cancelled leaves its request under way. The cleanup of a cancelled acquire is sent after its request.
 - Connecting is a task of its own, for which each caller waits within its own time limit.
 - Its tasks end with their loop, and so does its connection: see `_transport/loop/end.py`.
 
@@ -428,7 +428,7 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
             self.loop.call_soon_threadsafe(super().authenticate, request)
 
     def in_loop(self, call: Callable[..., object], *args: Any) -> None:
-        """Call this in the loop: at once where that runs here, soon from another thread, never once it is closed."""
+        """Call this in the loop: at once in its own thread, soon from another thread, never on a closed loop."""
         if asyncio._get_running_loop() is self.loop:  # noqa: SLF001  # as in `Mailbox.tell`
             call(*args)
         elif not self.loop.is_closed():

@@ -23,7 +23,7 @@ def start_thread(name: str, work: Callable[..., object], *args: Any) -> None:
     An interrupt before the thread is started is raised without it; one just after, although it is started.
 
     Args:
-        name: of the thread, behind "redislock_fast-".
+        name: of the thread, after "redislock_fast-".
         work: what the thread does.
         args: for the work.
 
@@ -47,7 +47,7 @@ class Task:
     works sets `is_over` before it looks at the list. So it wakes each that waits, and an interrupt harms no other one.
 
     Args:
-        name: of the thread, behind "redislock_fast-".
+        name: of the thread, after "redislock_fast-".
         work: what the thread does.
         args: for the work.
 
