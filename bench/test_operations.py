@@ -1,7 +1,7 @@
 """The operations that pytest-benchmark tracks: `pytest bench --benchmark-only`.
 
 `--benchmark-save=NAME` saves a run, `--benchmark-compare` compares a later one with it. The figure of redis-py stands
-beside that of the package forevery operation that both have. Results are checked outside the timed part.
+beside that of the package for every operation that both have. Results are checked outside the timed part.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Workload:
         return f"{self.who}{keys}, {self.hold_ms:g}/{self.think_ms:g}"
 
     def picks(self, worker: int) -> list[int]:
-        """The keys of a worker, one after the other; the same forevery contestant."""
+        """The keys of a worker, one after the other; the same for every contestant."""
         weights = list(accumulate(map(_WEIGHT_OF_KEY[self.distribution], range(1, self.keys + 1))))
         return random.Random(worker).choices(range(self.keys), cum_weights=weights, k=_PICKS)
 

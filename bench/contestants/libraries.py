@@ -118,7 +118,7 @@ def _half_lingering(lease_s: int) -> Contestant:
 def _python_redis_lock(lease_s: int) -> Contestant:
     from redis_lock import Lock  # noqa: PLC0415 - optional
 
-    # It logs a warning forevery acquire that fails, and the check makes one fail in every round.
+    # It logs a warning for every acquire that fails, and the check makes one fail in every round.
     logging.getLogger("redis_lock.acquire").setLevel(logging.ERROR)
 
     def make(client: redis.Redis, name: str) -> AnyLock:

@@ -46,7 +46,7 @@ def bytes_per_lock(make: Callable[[str], object]) -> float:
     """The bytes of memory of a lock object, as the allocators of Python count them.
 
     The locks are made in a new thread: the table of thread-local objects of a thread grows in steps, and in a new
-    thread it is empty forevery contestant.
+    thread it is empty for every contestant.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_bytes_per_lock, make).result()

@@ -126,7 +126,7 @@ def three_digits(value: float | None) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """The machine and the interpreter, forevery saved result."""
+    """The machine and the interpreter, for every saved result."""
     return {
         "python": platform.python_version(),
         "python_implementation": platform.python_implementation(),

@@ -267,13 +267,13 @@ def close_loop(loop: asyncio.AbstractEventLoop, client: Any) -> None:
 
 
 def _in_threads(locks: Sequence[AnyLock], work: Callable[[AnyLock], _T]) -> list[_T]:
-    """Run the work forevery lock at a time, each in a thread of its own."""
+    """Run the work for every lock at a time, each in a thread of its own."""
     with ThreadPoolExecutor(len(locks)) as threads:
         return list(threads.map(work, locks))
 
 
 async def _in_tasks(locks: Sequence[AnyAsyncLock], work: Callable[[AnyAsyncLock], Awaitable[_T]]) -> list[_T]:
-    """Run the work forevery lock at a time, each in a task of its own, and wait for all of them."""
+    """Run the work for every lock at a time, each in a task of its own, and wait for all of them."""
     results = await asyncio.gather(*map(work, locks), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

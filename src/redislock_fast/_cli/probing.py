@@ -72,7 +72,7 @@ class _Ask(TokenOperation):
         self.capabilities = capabilities
         return self._requests
 
-    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError):
                 self.error_code(reply)  # raises the errors that are to be tried again

@@ -18,7 +18,7 @@ from redislock_fast._pipe.loop_py import running_loop
 
 __all__ = ["TaskOwners"]
 
-# Hot path: names of the module's own save an attribute look-up forevery acquire and release.
+# Hot path: names of the module's own save an attribute look-up for every acquire and release.
 _current_task = asyncio.current_task
 _ref = weakref.ref
 

@@ -146,7 +146,7 @@ class Pipe(Protocol):
     """One connection that many threads call at once.
 
     Attributes:
-        on_push: called forevery push that answers no request, by the thread that reads, in the order of the stream;
+        on_push: called for every push that answers no request, by the thread that reads, in the order of the stream;
             None drops them. Set it before the pipe is shared. It may tell mailboxes and post. It must not block, since
             every caller waits for it. For a malformed push it raises hiredis.ProtocolError, as `on_reply` does for a
             malformed reply: that breaks the pipe. Any other exception breaks the pipe too, and is raised to the caller

@@ -51,7 +51,7 @@ class Pipe(Protocol):
     """One connection that many tasks of one loop call.
 
     Attributes:
-        on_push: called forevery push that answers no request, in the order of the stream; None drops them. It must not
+        on_push: called for every push that answers no request, in the order of the stream; None drops them. It must not
             raise: that breaks the pipe, and the error goes to the loop. As in `base.Pipe`, (S)SUBSCRIBE may be called,
             and (S)UNSUBSCRIBE must not be sent.
     """

@@ -342,7 +342,7 @@ class Extend(TokenOperation):
         """Whether the lease may end sooner than its earlier end plus the addition: its new ttl was computed here."""
         return self.unsettled or self._native
 
-    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # scripts first, forevery server
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # scripts first, for every server
         self._now = now
         if not self.sent_at:
             self.sent_at = now
@@ -411,10 +411,10 @@ class ReadHolder(TokenOperation):
     def __init__(self, key: bytes) -> None:
         super().__init__(key, b"")
 
-    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same forevery server, at any time
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server, at any time
         return (b"GET", self.key)
 
-    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         if reply is None or type(reply) is bytes:
             self.result = reply is not None
             self.holder = reply

@@ -67,7 +67,7 @@ class AcquireFenced(Acquire):
 
     @staticmethod
     def first_request(
-        capabilities: Capabilities,  # noqa: ARG004  # the same forevery server
+        capabilities: Capabilities,  # noqa: ARG004  # the same for every server
         key: bytes,
         token: bytes,
         ttl_ms: int | None,
@@ -75,12 +75,12 @@ class AcquireFenced(Acquire):
         """The first request. The reply that means that the lock is ours has a number: `fence_given` recognises it."""
         return (b"EVALSHA", ACQUIRE_FENCED.sha, 2, key, fence_key(key), token, ttl_ms or 0), None
 
-    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same forevery server
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
         if not self.sent_at:
             self.sent_at = now
         return _request(self, self.ttl_ms or 0, self.numbers)
 
-    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         answer = _answer(self, reply)
         if answer is None:
             return False
@@ -145,10 +145,10 @@ class Fence(TokenOperation):
         super().__init__(key, token)
         self.numbers = numbers
 
-    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same forevery server, at any time
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server, at any time
         return _request(self, b"", self.numbers)
 
-    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server, at any time
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server, at any time
         answer = _answer(self, reply)
         if answer is None:
             return False

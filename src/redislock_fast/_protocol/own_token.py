@@ -117,7 +117,7 @@ class Redeem(AcquireOwn):
         super().__init__(key, token, ttl_ms)
         self._ticket = ticket
 
-    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same forevery server
+    def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
         if not self.sent_at:
             self.sent_at = now
         return self.script(REDEEM, self._ticket, self.ttl_ms or 0)

@@ -131,7 +131,7 @@ class JoinQueue(TokenOperation):
         self.denied = "" if capabilities.queues else UNTRIED
         return (b"GET", self.key) if self.denied else self.queue_script(WAIT, *self._words)
 
-    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         if self.denied:
             return True
         if isinstance(reply, hiredis.ReplyError):
@@ -259,7 +259,7 @@ class Watch(TokenOperation):
             return [reading]
         return [(b"CLIENT", b"TRACKING", b"ON", b"OPTIN"), (b"CLIENT", b"CACHING", b"YES"), reading]
 
-    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError):
                 self.error_code(reply)  # raises the errors that are to be tried again
@@ -317,7 +317,7 @@ class TellHolder(TokenOperation):
         holder = Subscriptions(capabilities, identifier_of(self.token))
         return (holder.publish.upper(), holder.channel_for(self.key), GIVE_UP + self.token + self.key)
 
-    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server
+    def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         if isinstance(reply, hiredis.ReplyError):
             self.error_code(reply)  # raises the errors that are to be tried again
         elif type(reply) is int:

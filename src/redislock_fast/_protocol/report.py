@@ -163,7 +163,7 @@ class ReadReport(TokenOperation):
             ]
         return requests
 
-    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same forevery server
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         value = self._value(replies[0])
         try:
             self._note(value, *map(_known, replies[1:], _KINDS))

@@ -186,7 +186,7 @@ class LoopWorld(World):
     """Locks for tasks, in a loop that runs while something is done.
 
     Args:
-        servers: as forevery world.
+        servers: as for every world.
         options: of the clients.
 
     Attributes:

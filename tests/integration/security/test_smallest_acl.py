@@ -1,4 +1,4 @@
-"""The access control list of the docs is enough forevery feature, and needed for some.
+"""The access control list of the docs is enough for every feature, and needed for some.
 
 Rules: the rules are read from the page, so page and tests cannot differ. The server's own ACL LOG tells what it has
 denied: nothing, for a user with all rules, and the rule itself, for a user without it. Locks of users without a rule
