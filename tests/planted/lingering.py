@@ -312,16 +312,6 @@ FAULTS = (
         "tests/unit/lease/test_key_cache_interrupts.py::test_interrupt_at_any_line_leaves_the_local_lock_free[KeyboardInterrupt-_wait_in_turn]",
     ),
     Fault(
-        "interrupted acquire by the queue leaves its key",
-        "_procedures/lingering.py",
-        "        call.left.extend(undo(lock, turn, owner, before))\n",
-        "",
-        (
-            "tests/integration/lingering/test_interrupted_calls.py::"
-            "test_acquire_by_the_queue_interrupted_at_any_line[KeyboardInterrupt-threads-at once-{}-valkey]"
-        ),
-    ),
-    Fault(
         "interrupted release forgets the first local waiter",
         "_lease/key_cache.py",
         "            elif holder is not None and (holder is mine or holder is first):\n                self.unlock()\n",

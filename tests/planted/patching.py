@@ -23,7 +23,7 @@ FAULTS = (
         "_procedures/lock.py",
         "        if self._local is not patching.in_force:",
         "        if True:",
-        _OWNERS,
+        f"{_TESTS}greenlets_hold_renewed_locks_for_several_ttls[used-gevent]",
     ),
     Fault(
         "every greenlet goes on with what a thread held before a patch",
@@ -44,7 +44,7 @@ FAULTS = (
         "_transport/threads/server.py",
         "        self._drop(self.connection)\n\n    def resume",
         "\n    def resume",
-        f"{_TESTS}no_object_keeps_a_lock_from_before_the_patch",
+        _OWNERS,
     ),
     Fault(
         "lock that is held across a patch is renewed no more",

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy mach
 _SEEDS_FOR_FAULTS = range(2000)
 
 
-@in_two_runs(range(1_200), 200)
+@in_two_runs(range(1_200), 300)
 def test_no_story_breaks_an_invariant(seeds: range) -> None:
     assert next(violations(Simulation, seeds), None) is None
 

@@ -25,8 +25,8 @@ from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, NotExecuted
 from redislock_fast._transport.cleanup import Cleanup
-from redislock_fast._transport.encoding import Encoding
 from redislock_fast._transport.lingering import Lingering
+from redislock_fast._transport.parts import Encoding
 from redislock_fast._transport.pool_events import notice_credentials
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork

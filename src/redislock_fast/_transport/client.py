@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 from redislock_fast._pipe.base import Args, Bulk, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import Exchange, without_arguments
-from redislock_fast._transport.encoding import Name
+from redislock_fast._transport.parts import Name
 from redislock_fast._util.redis_py import redis_errors
 
 __all__ = [

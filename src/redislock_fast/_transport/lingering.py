@@ -21,7 +21,7 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
 from redislock_fast._protocol.commands import Release, release_request
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._transport.part import Part, ServerType
+from redislock_fast._transport.parts import Part, ServerType
 from redislock_fast._util.times import clock
 
 __all__ = ["Lingering"]

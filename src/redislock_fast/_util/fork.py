@@ -16,14 +16,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from redislock_fast._util.weak import members
+__all__ = ["at_child_exit", "count_by", "forget_in_child", "forget_parent", "generation", "members", "on_fork"]
 
-__all__ = ["count_by", "forget_in_child", "forget_parent", "generation", "on_fork"]
+
+_Member = TypeVar("_Member")
+
+
+def members(weak_set: weakref.WeakSet[_Member]) -> list[_Member]:
+    """What is in the set now, from any thread.
+
+    Going through a weak set is not atomic, with the GIL or without it: it raises where another thread adds meanwhile.
+    """
+    while True:
+        with contextlib.suppress(RuntimeError):
+            return list(weak_set)
 
 
 class _Forgetful(Protocol):
@@ -96,3 +108,26 @@ def forget_parent(process: int) -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: generation())  # noqa: PLW0108  # `count_by` may come later
+
+
+_LIBRARIES = ("multiprocessing.util", "billiard.util")
+_LAST = -100  # after all that a program has registered, which may use locks
+
+_registered: set[Callable[[], None]] = set()
+on_fork(_registered.clear)
+
+
+def at_child_exit(work: Callable[[], None]) -> None:
+    """Have the work, which is an exit handler already, called at the end of this process if that is such a child.
+
+    Such a child of `multiprocessing` or Celery ends by `os._exit`, after it has run the finalizers of `multiprocessing`
+    or of Celery's `billiard`. Any thread may call this, and again; after a race, the work is called twice. In another
+    process that uses one of these libraries, the work is called once more than else.
+    """
+    if work in _registered:
+        return
+    _registered.add(work)
+    for name in _LIBRARIES:
+        library = sys.modules.get(name)
+        if library is not None:
+            library.Finalize(None, work, exitpriority=_LAST)

@@ -24,7 +24,7 @@ from functools import wraps
 from typing import Any, ParamSpec, Protocol
 
 from redislock_fast._util import fork
-from redislock_fast._util.weak import members
+from redislock_fast._util.fork import members
 
 __all__ = ["Adaptable", "adapt", "adapt_later", "in_force", "is_patched", "on_patch", "own_thread"]
 

@@ -35,7 +35,7 @@ NO_SITE = "(a thread or task of its own)"
 
 _Caller: TypeAlias = "threading.Thread | asyncio.Task[Any]"
 
-_PASSED_OVER = (str(Path(__file__).parents[1]) + os.sep, contextlib.__file__)
+_PASSED_OVER = (str(Path(__file__).parents[2]) + os.sep, contextlib.__file__)
 _RUNNERS = (
     str(Path(asyncio.__file__).parent) + os.sep,
     str(Path(concurrent.futures.__file__).parent) + os.sep,

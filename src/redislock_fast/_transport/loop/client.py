@@ -30,10 +30,10 @@ from redislock_fast._transport.client import (
     shown_errors,
     start,
 )
-from redislock_fast._transport.encoding import ClientEncoding, Encoding
 from redislock_fast._transport.kinds import client_of
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.server import LoopServerTransport
+from redislock_fast._transport.parts import ClientEncoding, Encoding
 from redislock_fast._transport.retries import Attempts
 
 __all__ = ["LoopClientTransport", "transport_of_pool"]

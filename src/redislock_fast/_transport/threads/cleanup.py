@@ -29,9 +29,8 @@ from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.starting import start_thread
 from redislock_fast._util import fork, patching
-from redislock_fast._util.exits import at_child_exit
+from redislock_fast._util.fork import at_child_exit, members
 from redislock_fast._util.times import clock
-from redislock_fast._util.weak import members
 
 if TYPE_CHECKING:
     from redislock_fast._transport.threads.server import ThreadServerTransport

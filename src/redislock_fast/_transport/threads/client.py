@@ -25,7 +25,7 @@ from redislock_fast._transport.client import (
     shown_errors,
     start,
 )
-from redislock_fast._transport.encoding import BlockingEncoding, ClientEncoding
+from redislock_fast._transport.parts import BlockingEncoding, ClientEncoding
 from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads.server import ThreadServerTransport
 

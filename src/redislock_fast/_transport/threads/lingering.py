@@ -32,9 +32,8 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._procedures.waiters import BROKEN
 from redislock_fast._transport.lingering import Lingering
 from redislock_fast._util import fork, patching
-from redislock_fast._util.exits import at_child_exit
+from redislock_fast._util.fork import at_child_exit, members
 from redislock_fast._util.times import clock
-from redislock_fast._util.weak import members
 
 if TYPE_CHECKING:
     from redislock_fast._transport.threads.server import ThreadServerTransport

@@ -34,7 +34,7 @@ from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe, cleanup_requests
 from redislock_fast._transport.base import MOST_LOSSES, ServerTransport
-from redislock_fast._transport.encoding import BlockingEncoding, Encoding
+from redislock_fast._transport.parts import BlockingEncoding, Encoding
 from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.retries import is_settled_by, reply_within_s
 from redislock_fast._transport.threads.cleanup import ThreadCleanup, finish_at_exit

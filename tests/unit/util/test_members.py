@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from redislock_fast._util.weak import members
+from redislock_fast._util.fork import members
 from tests.support.helpers import PATIENCE_S, start
 
 
