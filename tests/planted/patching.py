@@ -23,7 +23,7 @@ FAULTS = (
         "_procedures/lock.py",
         "        if self._local is not patching.in_force:",
         "        if True:",
-        f"{_TESTS}greenlets_hold_renewed_locks_for_several_ttls[used-gevent]",
+        "tests/unit/transport/test_adapting.py::test_greenlet_that_another_one_overtakes_keeps_the_owners",
     ),
     Fault(
         "every greenlet goes on with what a thread held before a patch",
@@ -44,7 +44,7 @@ FAULTS = (
         "_transport/threads/server.py",
         "        self._drop(self.connection)\n\n    def resume",
         "\n    def resume",
-        _OWNERS,
+        "tests/unit/transport/test_adapting.py::test_connection_from_before_a_patch_is_closed",
     ),
     Fault(
         "lock that is held across a patch is renewed no more",
