@@ -390,6 +390,10 @@ def test_acquire_without_an_answer_interrupted_at_any_line(
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
 def test_acquire_of_a_redlock_interrupted_at_any_line(world: World, settings: dict[str, Any]) -> None:
+    if isinstance(world, LoopWorld):
+        pytest.skip(
+            "the loop raises the interrupt again later, perhaps outside of the test, which ends pytest's worker"
+        )
     world.do(world.redlock().locked)  # connects
     for number in range(1, 1000):
         lock = world.redlock(**settings)

@@ -19,6 +19,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._transport.loop.lingering import LoopLingering
 from redislock_fast._transport.threads.lingering import ThreadLingering
 from redislock_fast._util.times import clock
+from tests.support.async_helpers import eventually
 from tests.support.bare_locks import KEY, TOKEN, lease_of
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.interrupts import interrupt_kind, interrupted_at
@@ -119,7 +120,8 @@ class _OfALoop(_Server):
 
     def look(self) -> None:
         """What its timer does again and again."""
-        self.lingering.watch_keys(self.lingering._turn)
+        server: Any = self
+        self.lingering.watch_keys(self.lingering._turn, server)
 
 
 @pytest.fixture(params=["threads", "loop"])
@@ -406,3 +408,25 @@ def test_release_that_was_begun_twice_reports_no_loss(transport: Any, caplog: py
         take([reply])
     assert caplog.records == []
     assert cached.lease is None
+
+
+def test_loop_goes_on_watching_where_an_interrupt_strikes_the_callback_at_its_start() -> None:
+    async def scenario() -> None:
+        transport = _OfALoop(asyncio.get_running_loop())
+        lingering = transport.lingering
+        watch, struck = lingering.watch_keys, asyncio.Event()
+        looked: list[object] = []
+
+        def strike_first(turn: object, _server: Any) -> None:
+            if not struck.is_set():
+                struck.set()
+                raise LookupError("as an interrupt that is an error")
+            looked.append(turn)
+            watch(turn, _server)
+
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        lingering.watch_keys = strike_first  # type: ignore[method-assign]
+        lingering.key_cache.watch()
+        await eventually(lambda: looked, "the second timer has called")
+
+    asyncio.run(scenario())

@@ -71,6 +71,7 @@ class LoopLingering(Lingering["LoopServerTransport"]):
         self._loop = loop
         self._listening_on: Any = None
         self._turn: object = None  # of the next look at the keys
+        self._timers: list[asyncio.TimerHandle] = []  # for it
 
     def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
         replies: list[Reply] = []
@@ -89,23 +90,36 @@ class LoopLingering(Lingering["LoopServerTransport"]):
     def _watch_keys(self) -> None:
         self.server.in_loop(self._watch_later)
 
-    def _watch_later(self) -> asyncio.TimerHandle:
-        # The timer keeps the transport alive, but not the client: where that is gone, what lingers must be given back.
-        self._turn = turn = object()
-        return self._loop.call_later(self.tick_s, self.server.call, self.watch_keys, turn)
+    def _watch_later(self) -> None:
+        """Look at the keys at the next tick.
 
-    def watch_keys(self, turn: object) -> None:
+        An interrupt may strike the callback at its first instruction, which loses it. So there are two timers: the
+        second one calls where the first call has made no others. They keep the transport alive, but not the client:
+        where that is gone, what lingers must be given back.
+        """
+        turn = object()
+        ticks_s = self.tick_s, 2 * self.tick_s
+        timers = [self._loop.call_later(after_s, self.watch_keys, turn, self.server) for after_s in ticks_s]
+        former, self._timers, self._turn = self._timers, timers, turn
+        self._cancel(former)
+
+    @staticmethod
+    def _cancel(timers: list[asyncio.TimerHandle]) -> None:
+        for timer in timers:
+            timer.cancel()
+
+    def watch_keys(self, turn: object, _server: LoopServerTransport) -> None:
         """Give up what has lingered for long enough, and look again later if anything lingers."""
-        if turn is not self._turn:  # an interrupt has made another timer
+        if turn is not self._turn:  # an interrupt has made other timers
             return
         fork.generation()  # has the keys forgotten in a child that runs its parent's loop
         try:
-            later = self._watch_later()  # first: an interrupt may strike the loop, which may run again
+            self._watch_later()  # first: an interrupt may strike the loop, which may run again
         except BaseException:
             self._watch_later()
             raise
         if not self._sweep_keys():
-            later.cancel()
+            self._cancel(self._timers)
             self.server.close_if_idle()
 
     def _sweep_keys(self) -> bool:
