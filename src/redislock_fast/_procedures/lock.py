@@ -196,9 +196,9 @@ class LockBase:
     _former: Any = None
     """The pool before and its transport, which may renew a lock: that ends with its pool."""
     _wait: WaitBy = "push"
-    _options: Options | None = None
-    _linger_ms: int | None = None
-    _at_least_s: float | None = None
+    _options: Options | None
+    _linger_ms: int | None
+    _at_least_s: float | None
     """For how many seconds after its acquire the lock of a job is not another's, released or not; see `once`."""
     _is_direct: bool  # whether the reply to its first request may be all that an acquire needs
     _is_for_tasks = False
@@ -421,7 +421,7 @@ class LockBase:
 
     @property
     def _listens(self) -> bool:
-        """Whether the holder hears of waiters."""
+        """Whether the holder gets a message when another caller wants the lock."""
         return self._linger_ms is not None or (self._options is not None and self._options.on_wanted is not None)
 
     def _next_token(self, token: Any) -> bytes:
