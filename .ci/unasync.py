@@ -19,9 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCES = "src/redislock_fast/asyncio"
 
-FILES = {
-    f"{SOURCES}/{name}.py": f"src/redislock_fast/{name}.py" for name in ("inspection", "locker", "redlock", "single")
-}
+MODULES = ("inspection", "locker", "redlock", "semaphore", "single")
+FILES = {f"{SOURCES}/{name}.py": f"src/redislock_fast/{name}.py" for name in MODULES}
 
 RULES = [
     # What only tasks need: cancelled or dropped calls, the running task and loop, the names of coroutines
@@ -35,6 +34,7 @@ RULES = [
     (r" *say_why\(self, exc_value\)\n", ""),
     (r" *_is_for_tasks = True\n", ""),
     (r", current_task\(\)", ""),
+    (r" *\"?cancel_on_lost(?:: bool = False|\": cancel_on_lost),\n", ""),
     (r", task(?=\))", ""),
     (r" *task: asyncio\.Task\[Any\] \| None,\n", ""),
     (r"    # The task that calls a method owns the lock.*\n\n", ""),
@@ -59,6 +59,7 @@ RULES = [
         r"\1threads.server import ThreadServerTransport\n\1threads.driver import ",
     ),
     (r"AsyncTransport", "ThreadServerTransport"),
+    (r"TaskCallers", "ThreadCallers"),
     (r"\bLoop(Quorum)", r"Thread\1"),
     (r"\bLoop(Renewer)", r"\1"),
     (r"(_transport|_redlock|_renewal)\.loop", r"\1.threads"),

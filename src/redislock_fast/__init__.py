@@ -4,7 +4,8 @@
     client.lock("name", timeout=10, lock_class=Lock)
 
 or, without a change to the callers, `redislock_fast.patch()`. For asyncio, `redislock_fast.asyncio` has the same names.
-`Locker` acquires many locks in one round, `Redlock` one lock on several independent servers.
+`Semaphore` lets several callers hold one name. `Locker` acquires many locks in one round, `Redlock` one lock on
+several independent servers.
 
 `implementation` is "compiled" where the compiled core is at work, "python" where its pure-Python twin is.
 """
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from redislock_fast.locker import Batch, Locker
     from redislock_fast.profiling import profile
     from redislock_fast.redlock import Redlock
+    from redislock_fast.semaphore import Permit, Semaphore, SemaphoreReport, limited
     from redislock_fast.single import Skipped, once
 
 _WHEN_ASKED_FOR = {
@@ -40,9 +42,13 @@ _WHEN_ASKED_FOR = {
     "LockReport": "inspection",
     "Locker": "locker",
     "Metrics": "_lease.metrics",
+    "Permit": "semaphore",
     "Redlock": "redlock",
+    "Semaphore": "semaphore",
+    "SemaphoreReport": "semaphore",
     "Skipped": "single",
     "holders": "inspection",
+    "limited": "semaphore",
     "log_waits": "_procedures.reporting",
     "once": "single",
     "profile": "profiling",
@@ -62,11 +68,15 @@ __all__ = [
     "LossReason",
     "Metrics",
     "NotReplicatedError",
+    "Permit",
     "Redlock",
+    "Semaphore",
+    "SemaphoreReport",
     "Skipped",
     "__version__",
     "holders",
     "implementation",
+    "limited",
     "log_waits",
     "once",
     "patch",

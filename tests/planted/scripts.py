@@ -10,9 +10,9 @@ FAULTS = (
     Fault(
         "waiter is told before it has the key",
         "_protocol/lua/hand_over.lua",
-        "            local given = is_there and give(lock, token, ttl_ms)\n",
+        "            local given = is_there and admit(token, terms)\n",
         "            redis.pcall(publish, channel, token .. '+' .. first[2])\n"
-        "            local given = is_there and give(lock, token, ttl_ms)\n",
+        "            local given = is_there and admit(token, terms)\n",
         (
             "tests/integration/waiting/test_degraded.py::"
             "test_a_waiter_is_told_of_no_lock_that_the_holder_could_not_give_it[threads-valkey-set]"
@@ -55,8 +55,8 @@ FAULTS = (
     ),
     Fault(
         "waiter does not set the contended flag",
-        "_protocol/lua/wait.lua",
-        "    redis.call('append', lock, '+')\n",
+        "_protocol/lua/lock_policy.lua",
+        "        redis.call('append', lock, '+')\n",
         "",
         "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied -some]",
     ),
@@ -69,9 +69,9 @@ FAULTS = (
     ),
     Fault(
         "contended flag is set on a value that another library made",
-        "_protocol/lua/wait.lua",
-        "if #holder ~= 36 or string.sub(holder, 1, 4) ~= 'rlf:' then",
-        "if false then",
+        "_protocol/lua/lock_policy.lua",
+        "    if #holder ~= 36 or string.sub(holder, 1, 4) ~= 'rlf:' then",
+        "    if false then",
         "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied -some]",
     ),
     Fault(
@@ -84,8 +84,8 @@ FAULTS = (
     Fault(
         "waiter takes a free lock before others that came first",
         "_protocol/lua/wait.lua",
-        "    value = hand_over(lock, queue, waiters, token)\n",
-        "",
+        "    local last, own = hand_over(token)\n",
+        "    local last, own = false, nil\n",
         "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied -some]",
     ),
     Fault(
@@ -126,37 +126,37 @@ FAULTS = (
     ),
     Fault(
         "lock that is handed over never expires",
-        "_protocol/lua/hand_over.lua",
-        "redis.call('set', lock, word, 'px', ttl_ms)",
-        "redis.call('set', lock, word)",
+        "_protocol/lua/lock_policy.lua",
+        "redis.call('set', lock, value, 'px', ttl_ms)",
+        "redis.call('set', lock, value)",
         "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied -some]",
     ),
     Fault(
         "lock that is handed over loses the contended flag",
-        "_protocol/lua/hand_over.lua",
-        "local word = token .. '+'",
-        "local word = token",
+        "_protocol/lua/lock_policy.lua",
+        "    value = token .. '+'",
+        "    value = token",
         "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied -some]",
     ),
     Fault(
         "waiter that gives up keeps a lock that was granted meanwhile",
         "_protocol/lua/leave.lua",
-        "    if hand_over(KEYS[1], KEYS[2], KEYS[3]) == nil then",
+        "    if hand_over() == nil then",
         "    if false then",
         "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied -some]",
     ),
     Fault(
         "waiter that gives up stays in the queue",
         "_protocol/lua/leave.lua",
-        "redis.call('zrem', KEYS[2], ARGV[1])\n",
+        "redis.call('zrem', queue, token)\n",
         "",
         "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied -some]",
     ),
     Fault(
         "hand-over does not compare the token",
         "_protocol/lua/pass_on.lua",
-        "if value and is_held_with(value, ARGV[1]) then",
-        "if value then",
+        "if held(ARGV[1]) then",
+        "if redis.call('get', lock) then",
         "tests/simulation/test_model.py::test_scripts_of_several_keys[valkey-denied -some]",
     ),
     Fault(

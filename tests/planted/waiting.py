@@ -72,7 +72,10 @@ FAULTS = (
     Fault(
         "waiter that loses its connection keeps its token",
         "_procedures/waiting.py",
-        "        if outcome is BROKEN and queues:\n            self.token = waiter.node.new_token(self.key)\n",
+        (
+            "        if outcome is BROKEN and queues:\n"
+            "            self.token = waiter.node.new_token(self.key, kind_of(self.token))\n"
+        ),
         "",
         "tests/unit/procedures/test_waiters.py::test_waiter_that_loses_its_connection_starts_again_with_a_new_token",
     ),

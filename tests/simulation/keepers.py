@@ -25,7 +25,7 @@ from redislock_fast._procedures.release import release_lock
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.loop.lingering import LoopLingering
-from redislock_fast._util.tokens import MARKER
+from redislock_fast._util.tokens import MARKER, PLAIN
 from tests.simulation.process import Caller, Cancelled, Process, Task, Trouble
 from tests.simulation.world import ClientConnection
 from tests.support.bare_locks import BareLock
@@ -164,11 +164,11 @@ class Keeper(Process):
         """A token on the wire."""
         return token
 
-    def new_token(self, _: bytes | None = None, listens: bool = False) -> bytes:
+    def new_token(self, _: bytes | None = None, kind: bytes = PLAIN) -> bytes:
         """A new token, with the identifier of the connection."""
         registry = None if self.connection is None else self.connection.registry
         identifier = b"0" * 11 if registry is None else registry.identifier
-        return self._simulation.new_token(MARKER + identifier + (b"1" if listens else b"0"))
+        return self._simulation.new_token(MARKER + identifier + kind)
 
     def owner(self) -> Keeper:
         """Its client, which lives as long as it does."""

@@ -19,6 +19,7 @@ from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Operation
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import LeaveQueue, Subscribe
+from redislock_fast._util.tokens import PLAIN
 from tests.simulation.process import Execution, Process
 from tests.simulation.world import Mailbox
 
@@ -194,9 +195,9 @@ class Transport:
         """Whether an attempt would probably fail."""
         return self._process.is_contended(key, is_patient)
 
-    def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:
+    def new_token(self, key: bytes | None = None, kind: bytes = PLAIN) -> bytes:
         """A new token."""
-        return self._process.new_token(key)
+        return self._process.new_token(key, kind)
 
     @property
     def tokens(self) -> Process:

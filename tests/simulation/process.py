@@ -19,6 +19,7 @@ from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import LeaveQueue, Subscribe, cleanup_requests
+from redislock_fast._util.tokens import PLAIN
 from tests.simulation.world import Call, ClientConnection, Mailbox, World
 
 _GRACE_S = 0.1
@@ -425,7 +426,7 @@ class Process:
             self.connection is not None and self.connection.registry is waiter.registry and not self.connection.broken
         )
 
-    def new_token(self, _: bytes | None = None, listens: bool = False) -> bytes:
+    def new_token(self, key: bytes | None = None, kind: bytes = PLAIN) -> bytes:  # of one kind
         """A new token, of a holder that does not listen."""
         return self.world.new_token()
 

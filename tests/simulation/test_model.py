@@ -43,11 +43,11 @@ def _request(dice: random.Random) -> Args:
         channel, look_for = dice.choice(_CHANNELS), dice.choice((b"", b"", *_TOKENS))
         if not is_ours(token):
             token = _TOKENS[0]
-        return JoinQueue(KEY, token, ttl_ms, b"publish", channel, awake_ms, 60_000, look_for).request(_PLAIN, 0.0)
+        return JoinQueue(KEY, token, ttl_ms or 0, b"publish", channel, awake_ms, 60_000, look_for).request(_PLAIN, 0.0)
     if kind < 8:
         return Release(KEY, token, None, contended=dice.random() < 0.6).request(_PLAIN, 0.0)
     if kind == 8:
-        return LeaveQueue(KEY, token, dice.random() < 0.5, ttl_ms).request(_PLAIN, 0.0)
+        return LeaveQueue(KEY, token, dice.random() < 0.5, ttl_ms or 0).request(_PLAIN, 0.0)
     if kind == 9:
         return (b"SET", KEY, token, b"NX", *(() if ttl_ms is None else (b"PX", ttl_ms)))
     if kind == 10:

@@ -91,7 +91,7 @@ class Kept:
         """Nobody is known to wait."""
         return False
 
-    def new_token(self, _key: bytes, _listens: bool) -> bytes:
+    def new_token(self, _key: bytes, _kind: bytes) -> bytes:
         """The one token."""
         return TOKEN
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from redislock_fast._protocol.commands import release_request
 from redislock_fast._util.times import Limit
+from redislock_fast._util.tokens import PLAIN
 
 if TYPE_CHECKING:
     from redislock_fast._lease.note import Held, Note
@@ -64,7 +64,7 @@ class Call:
         ttl_ms: the key's ttl.
         linger_ms: how long the key may outlive the lease, in milliseconds.
         begins: whether its first request may leave at once; see `new_call`.
-        listens: whether the holder gets a message when another caller wants the lock.
+        token_kind: the kind of the tokens that the call draws; see `tokens.py`.
         joins: whether the caller may join the lock's queue instead of an attempt.
         token: the token of the attempts; None before the first one is drawn.
         is_contended: whether others were known to wait, so that the first request was not sent.
@@ -97,7 +97,7 @@ class Call:
     limit: Limit | None = None
     linger_ms: int | None = None
     begins: bool = False
-    listens: bool = False
+    token_kind: bytes = PLAIN
     joins: bool = False
     token: bytes | None = None
     is_contended: bool = False
@@ -113,7 +113,7 @@ class Call:
 
     def request_on(self, connection: Any, tokens: TokenSource) -> Args | None:
         """The first request, with a new token; None where others are known to wait, so that it would fail."""
-        self.token = token = tokens.new_token(self.listens)
+        self.token = token = tokens.new_token(self.token_kind)
         if self.joins:
             registry = connection.registry
             wait_s = self.wait_s
@@ -136,6 +136,7 @@ class ReleaseCall:
 
     Attributes:
         key: the lock.
+        kind: the operation.
         token: with which it is held.
         contended: whether the first request hands the lock over; see `Release`.
         note: the owner's note; None where it has none.
@@ -147,6 +148,7 @@ class ReleaseCall:
     """
 
     key: bytes
+    kind: Any
     token: bytes
     contended: bool
     note: Note | None
@@ -159,7 +161,7 @@ class ReleaseCall:
 
     def request_on(self, connection: Any, tokens: TokenSource) -> Args:  # noqa: ARG002  # as for an acquire
         """The first request."""
-        self.request, self.ours = release_request(connection.capabilities, self.key, self.token, self.contended)
+        self.request, self.ours = self.kind.first_request(connection.capabilities, self.key, self.token, self.contended)
         self.connection = connection
         return self.request
 

@@ -71,7 +71,8 @@ def new_call(
     call.blocking_timeout = blocking_timeout
     call.own_token = token
     call.wait_s = None
-    call.begins = call.listens = False
+    call.begins = False
+    call.token_kind = lock._token_kind
     if task is not None:
         call.task = task
     before, options = owner.token, lock._options
@@ -238,6 +239,7 @@ def new_release(lock: LockBase, owner: Owner, token: object) -> ReleaseCall | No
     if note is not None and held is not None and not (is_telling() is None and note.begin_release(token)):
         return None
     call.key = lock._key
+    call.kind = lock._release_kind
     call.token = token
     call.contended = owner.contended == token
     call.wait_s = None

@@ -26,7 +26,7 @@ from redislock_fast._util.times import (
     Limit,
     clock,
 )
-from redislock_fast._util.tokens import identifier_of
+from redislock_fast._util.tokens import LISTENS, identifier_of
 
 if TYPE_CHECKING:
     from redislock_fast._procedures.waiters import WaiterRegistry
@@ -237,7 +237,7 @@ def may_begin(lock: LockBase, call: Call, turn: Turn, cached: CachedKey) -> bool
     if cached.locked_by or lock._transport.registry_of(lock._key) is None:
         return False
     turn.begin(cached, call)
-    call.listens = True
+    call.token_kind = LISTENS
     call.ttl_ms = key_ttl_ms(lock, lock._linger_ms)
     return cached.lease is None and cached.try_lock(call)
 

@@ -48,7 +48,7 @@ from redislock_fast._procedures.lease import (
 from redislock_fast._procedures.loss import reason_of
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol import scripts
-from redislock_fast._protocol.commands import Acquire, ReadHolder
+from redislock_fast._protocol.commands import Acquire, ReadHolder, Release
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireManyFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._util import fork, patching
@@ -62,7 +62,7 @@ from redislock_fast._util.times import (
     ttl_ms_of,
     wait_seconds,
 )
-from redislock_fast._util.tokens import MARKER, without_flag
+from redislock_fast._util.tokens import LISTENS, MARKER, PLAIN, without_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -202,6 +202,8 @@ class LockBase:
     """For how many seconds after its acquire the lock of a job is not another's, released or not; see `once`."""
     _is_direct: bool  # whether the reply to its first request may be all that an acquire needs
     _is_for_tasks = False
+    _token_kind = PLAIN
+    _release_kind: Any = Release  # or what stands in its place for what is no lock
 
     @spelled_out("Lock")
     def __init__(
@@ -427,7 +429,7 @@ class LockBase:
     def _next_token(self, token: Any) -> bytes:
         """The token of the next acquire: the caller's own, or a new one."""
         if token is None:
-            fresh: bytes = self._transport.new_token(self._key, self._listens)
+            fresh: bytes = self._transport.new_token(self._key, LISTENS if self._listens else self._token_kind)
             return fresh if self._may_be_flagged() else fresh[len(MARKER) :]
         return self._encoded(token)
 

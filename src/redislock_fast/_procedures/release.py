@@ -211,4 +211,7 @@ def execute_release(lock: LockBase, operation: Release, owner: Owner) -> Steps:
 
 def release_of(lock: LockBase, token: bytes, owner: Owner) -> Release:
     """The release of what is held with this token."""
-    return Release(lock._key, token, owner.expires_at(token), owner.releasing == token, owner.contended == token)
+    operation: Release = lock._release_kind(
+        lock._key, token, owner.expires_at(token), owner.releasing == token, owner.contended == token
+    )
+    return operation

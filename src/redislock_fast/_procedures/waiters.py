@@ -46,7 +46,7 @@ from redislock_fast._protocol.queue import (
     join_answer,
 )
 from redislock_fast._util.times import clock
-from redislock_fast._util.tokens import CONTENDED_FLAG, TOKEN_BYTES, TokenSource, is_ours
+from redislock_fast._util.tokens import CONTENDED_FLAG, PLAIN, TOKEN_BYTES, TokenSource, is_ours, kind_of
 
 __all__ = ["BROKEN", "RECKON", "Grant", "Node", "Waiter", "WaiterRegistry"]
 
@@ -104,8 +104,8 @@ class Node(Protocol):
     def is_current(self, waiter: Waiter) -> bool:
         """Whether requests for the waiter's lock still leave on the waiter's connection."""
 
-    def new_token(self, key: bytes) -> bytes:
-        """A new token for a request about this lock."""
+    def new_token(self, key: bytes, kind: bytes = PLAIN) -> bytes:
+        """A new token of this kind for a request about this lock."""
 
     def post(self, connection: Any, args: Args, on_reply: OnReply | None = None) -> None:
         """Send a request on one of its connections; see `_pipe.base.Pipe.post`."""
@@ -281,7 +281,7 @@ class Waiter:
         """Note that the server has said that another owner has the lock.
 
         Args:
-            value: the lock's value.
+            value: the lock's value; empty for a semaphore, of which others may hold permits at the same time.
             asked_at: when the request was sent, in the clock's seconds.
             left_ms: the lock's ttl in milliseconds; below 0 for none.
         """
@@ -293,6 +293,8 @@ class Waiter:
         if poller is not None and poller is not self:
             poller.reckon()
         self.since = max(self.since, asked_at)
+        if not value:  # it says nothing about other waiters
+            return
         other = key_queue.waiters.get(value) or key_queue.waiters.get(value.removesuffix(CONTENDED_FLAG))
         if other is None:
             key_queue.since = max(key_queue.since, asked_at)
@@ -313,7 +315,9 @@ class Waiter:
         """Leave the queue by a request on the same connection, after the waiter's own requests, and without waiting."""
         if self.channel is not None:
             leave = LeaveQueue(self.key, self.token)
-            leave.with_text, self.registry.has_left = not self.registry.has_left, True
+            kind = kind_of(self.token)
+            leave.with_text = kind not in self.registry.has_left
+            self.registry.has_left.add(kind)
             with contextlib.suppress(ConnectionBroken):
                 self.node.post(self.connection, leave.request(self.registry.capabilities, 0.0))
 
@@ -342,7 +346,7 @@ class WaiterRegistry(Subscriptions):
         new_token: that of `tokens`.
         on_wanted: called with the key that another process wants; None where no key of this connection lingers.
         on_give_up: called with a key and the token that is to give it up; None as before.
-        has_left: whether the text of the script for leaving the queue has been sent.
+        has_left: the kinds of tokens for which the text of the script for leaving the queue has been sent.
     """
 
     def __init__(self, capabilities: Capabilities, tokens: TokenSource) -> None:
@@ -351,7 +355,7 @@ class WaiterRegistry(Subscriptions):
         self.on_wanted: Callable[[bytes], object] | None = None
         self.on_give_up: Callable[[bytes, bytes], object] | None = None
         self.new_token = tokens.new_token
-        self.has_left = False
+        self.has_left: set[bytes] = set()
         self._key_queues: dict[bytes, KeyQueue[Waiter]] = {}
         self._by_token: dict[bytes, Waiter] = {}  # of two waiters with one token, the first
         self._handed_over: set[bytes] = set()  # keys of locks whose last release here handed them over

@@ -23,7 +23,7 @@ from redislock_fast._protocol.fenced import AcquireFenced, RedeemFenced
 from redislock_fast._protocol.own_token import Redeem
 from redislock_fast._protocol.queue import MOVING, JoinQueue, LeaveQueue, Watch, join_request
 from redislock_fast._util.times import Limit, clock
-from redislock_fast._util.tokens import is_held_with
+from redislock_fast._util.tokens import is_held_with, is_permit, kind_of
 
 __all__ = ["POLL", "TIME_UP", "Waiting", "telling_if_long"]
 
@@ -102,6 +102,7 @@ class Waiting:
         "_longest_s",
         "_observed",
         "_refresh",
+        "_terms",
         "attempt",
         "key",
         "own",
@@ -125,6 +126,7 @@ class Waiting:
         self.token = token
         self.attempt: Acquire | None = None
         self._kind = kind
+        self._terms = kind.terms(ttl_ms)
         self._observed = observed
         self.own = own
         self.tracks = False
@@ -155,7 +157,7 @@ class Waiting:
         if self._observed:  # a tracer sees the request with its reply
             return None
         publish = waiter.registry.publish
-        request = join_request(self.key, self.token, self.ttl_ms, publish, channel, self._awake_ms, self._kept_ms)
+        request = join_request(self.key, self.token, self._terms, publish, channel, self._awake_ms, self._kept_ms)
         timeout_s = waiter.post_wait(request, self._limit.wakes_at)
         return None if timeout_s is None else min(timeout_s, self._longest_s)
 
@@ -208,11 +210,11 @@ class Waiting:
             outcome = (yield from self._leave(waiter, self.limit_s())) or outcome
         if outcome is _DENIED:
             waiter.key_queue.dequeue(waiter)
-            outcome = yield from self._watching(waiter)
+            outcome = POLL if is_permit(self.token) else (yield from self._watching(waiter))
         if waiter.asked_at and outcome in (BROKEN, TIME_UP):
             waiter.withdraw()
         if outcome is BROKEN and queues:
-            self.token = waiter.node.new_token(self.key)
+            self.token = waiter.node.new_token(self.key, kind_of(self.token))
         return outcome
 
     # ---- in the queue ----
@@ -276,7 +278,7 @@ class Waiting:
         if wait.denied == MOVING:
             return (yield from self._trying(waiter))
         if wait.unsettled:  # it is cleaned up
-            self.token = waiter.node.new_token(self.key)
+            self.token = waiter.node.new_token(self.key, kind_of(self.token))
             return BROKEN
         if wait.denied == "NOPERM":
             waiter.registry.forbid(self.key)
@@ -302,7 +304,7 @@ class Waiting:
         assert waiter.channel is not None
         publish = waiter.registry.publish
         return JoinQueue(
-            self.key, self.token, self.ttl_ms, publish, waiter.channel, self._awake_ms, self._kept_ms, look_for
+            self.key, self.token, self._terms, publish, waiter.channel, self._awake_ms, self._kept_ms, look_for
         )
 
     def _listening(self, waiter: Waiter, message: object) -> Steps:
@@ -341,7 +343,7 @@ class Waiting:
 
         Not where a posted request is unanswered and on another connection: `withdraw` cleans that up.
         """
-        leave = LeaveQueue(self.key, self.token, waiter.current or not waiter.asked_at, self.ttl_ms)
+        leave = LeaveQueue(self.key, self.token, waiter.current or not waiter.asked_at, self._terms)
         yield Do("execute", leave, limit_s)
         return (yield from self._found(waiter, leave.value)) if leave.result else None
 
@@ -375,7 +377,7 @@ class Waiting:
 
         The token is a new one, because the old one may still have a place in the queue.
         """
-        self.token = waiter.node.new_token(self.key)
+        self.token = waiter.node.new_token(self.key, kind_of(self.token))
         grant = yield from self._attempting()
         if grant:
             return grant
@@ -402,7 +404,7 @@ class Waiting:
                 if grant:
                     return grant
                 if self.attempt is not None and self.attempt.unsettled:  # it is cleaned up
-                    self.token = waiter.node.new_token(self.key)
+                    self.token = waiter.node.new_token(self.key, kind_of(self.token))
                 continue
             if is_held_with(watch.value, self.token):  # granted to a place that could not be left
                 grant = yield from self._found(waiter, watch.value)

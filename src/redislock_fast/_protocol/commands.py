@@ -16,7 +16,7 @@ from redislock_fast._protocol.operation import (
     is_verdict,
 )
 from redislock_fast._protocol.scripts import EXTEND, PASS_ON, REACQUIRE, RELEASE
-from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with, is_ours
+from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with, is_ours, is_permit
 
 __all__ = [
     "HANDED_OVER",
@@ -72,6 +72,11 @@ class Acquire(TokenOperation):
     _get_refused = False  # to this operation
     with_get = False  # the form of the request under way: `capabilities` may be lowered before its reply comes
     first_request = staticmethod(acquire_request)
+
+    @classmethod
+    def terms(cls, ttl_ms: int | None) -> bytes | int:
+        """What a waiter for it wants, as the scripts of the key queue take it: the ttl in milliseconds, 0 for none."""
+        return ttl_ms or 0
 
     def __init__(self, key: bytes, token: bytes, ttl_ms: int | None) -> None:
         self.key = key
@@ -208,6 +213,7 @@ class Release(_NativeOrScript):
 
     handed_over: bool | None = None
     _step = "delete"
+    first_request = staticmethod(release_request)
 
     def __init__(
         self, key: bytes, token: bytes, expires_at: float | None, unsettled: bool = False, contended: bool = False
@@ -294,7 +300,7 @@ class Reacquire(_NativeOrScript):
     def request(self, capabilities: Capabilities, now: float) -> Args:
         if not self.sent_at:
             self.sent_at = now
-        self._native = capabilities.set_ifeq and self._refusal_code is None
+        self._native = capabilities.set_ifeq and self._refusal_code is None and not is_permit(self.token)
         if not self._native:
             return self.script(REACQUIRE, self.ttl_ms or 0)
         if self.ttl_ms is None:

@@ -10,7 +10,7 @@ import re
 from binascii import crc_hqx
 from functools import lru_cache
 
-__all__ = ["channel_beside", "fence_key", "guard_key", "lock_of_queue", "queue_keys", "slot_of"]
+__all__ = ["channel_beside", "fence_key", "guard_key", "lock_of_queue", "permit_keys", "queue_keys", "slot_of"]
 
 _SLOTS = 16384
 
@@ -54,6 +54,13 @@ def lock_of_queue(queue: bytes) -> bytes | None:
     found = _QUEUE.fullmatch(queue)
     key: bytes | None = None if found is None else found[found.lastindex or 0]
     return key if key is not None and queue_keys(key)[0] == queue else None
+
+
+@lru_cache(1024)
+def permit_keys(key: bytes) -> tuple[bytes, bytes, bytes]:
+    """The keys of a semaphore's queue, of its waiters, and of the limit that an operator has set."""
+    base = _base_of(key)
+    return base + b":queue", base + b":waiters", base + b":limit"
 
 
 @lru_cache(1024)

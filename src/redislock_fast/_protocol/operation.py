@@ -23,8 +23,9 @@ import hiredis
 
 from redislock_fast._pipe.base import NOT_ASKED, Args, Reply
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.keys import queue_keys
-from redislock_fast._protocol.scripts import Script
+from redislock_fast._protocol.keys import permit_keys, queue_keys
+from redislock_fast._protocol.scripts import FOR_PERMITS, Script
+from redislock_fast._util.tokens import is_permit
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
@@ -197,13 +198,18 @@ class TokenOperation:
         return []
 
     def script(self, script: Script, *args: bytes | int) -> Args:
+        if is_permit(self.token):
+            return self.queue_script(script, *args)
         if self.with_text:
             return (b"EVAL", script.text, 1, self.key, self.token, *args)
         return (b"EVALSHA", script.sha, 1, self.key, self.token, *args)
 
     def queue_script(self, script: Script, *args: bytes | int) -> Args:
+        keys: tuple[bytes, ...] = queue_keys(self.key)
+        if is_permit(self.token):
+            script, keys = FOR_PERMITS[script.sha], permit_keys(self.key)
         name, body = (b"EVAL", script.text) if self.with_text else (b"EVALSHA", script.sha)
-        return (name, body, 3, self.key, *queue_keys(self.key), self.token, *args)
+        return (name, body, 1 + len(keys), self.key, *keys, self.token, *args)
 
     def error_code(self, reply: hiredis.ReplyError) -> str:
         """The code of an error that the operation itself handles; raises for the others."""

@@ -13,10 +13,10 @@ import hiredis
 from redislock_fast._pipe.base import Args, Malformed, OnReply, Reply, is_answer_to
 from redislock_fast._protocol.capabilities import Capabilities, native_release
 from redislock_fast._protocol.commands import Release
-from redislock_fast._protocol.keys import channel_beside, queue_keys
+from redislock_fast._protocol.keys import channel_beside, permit_keys, queue_keys
 from redislock_fast._protocol.operation import Refused, TokenOperation
-from redislock_fast._protocol.scripts import LEAVE, RELEASE, WAIT
-from redislock_fast._util.tokens import CONTENDED_FLAG, MARKER, identifier_of, is_ours
+from redislock_fast._protocol.scripts import FOR_PERMITS, LEAVE, RELEASE, WAIT
+from redislock_fast._util.tokens import CONTENDED_FLAG, MARKER, PERMIT, identifier_of, is_ours, is_permit, kind_of
 
 __all__ = [
     "AGAIN",
@@ -60,11 +60,13 @@ AGAIN = 3
 
 
 def join_request(
-    key: bytes, token: bytes, ttl_ms: int | None, publish: bytes, channel: bytes, awake_ms: int, kept_ms: int
+    key: bytes, token: bytes, terms: bytes | int, publish: bytes, channel: bytes, awake_ms: int, kept_ms: int
 ) -> Args:
     """The first request of a `JoinQueue` without `look_for`."""
-    keys = queue_keys(key)
-    return (b"EVALSHA", WAIT.sha, 3, key, *keys, token, ttl_ms or 0, publish, channel, awake_ms, kept_ms, b"")
+    if is_permit(token):
+        sha, keys = FOR_PERMITS[WAIT.sha].sha, permit_keys(key)
+        return (b"EVALSHA", sha, 4, key, *keys, token, terms, publish, channel, awake_ms, kept_ms, b"")
+    return (b"EVALSHA", WAIT.sha, 3, key, *queue_keys(key), token, terms, publish, channel, awake_ms, kept_ms, b"")
 
 
 def join_answer(reply: Any) -> list[Any]:
@@ -84,7 +86,7 @@ class JoinQueue(TokenOperation):
     """Take the lock, or join its queue. Idempotent: a waiter in the queue keeps its place.
 
     Args:
-        ttl_ms: of the lock, once it is granted.
+        terms: what is wanted; see `Acquire.terms`.
         publish: the command that reaches the waiter.
         channel: on which the waiter listens.
         awake_ms: for how long the waiter's process counts as awake.
@@ -116,7 +118,7 @@ class JoinQueue(TokenOperation):
         self,
         key: bytes,
         token: bytes,
-        ttl_ms: int | None,
+        terms: bytes | int,
         publish: bytes,
         channel: bytes,
         awake_ms: int,
@@ -124,7 +126,7 @@ class JoinQueue(TokenOperation):
         look_for: bytes,
     ) -> None:
         super().__init__(key, token)
-        self._words = (ttl_ms or 0, publish, channel, awake_ms, kept_ms, look_for)
+        self._words = (terms, publish, channel, awake_ms, kept_ms, look_for)
 
     def request(self, capabilities: Capabilities, now: float) -> Args:
         self.sent_at = now
@@ -167,21 +169,21 @@ class LeaveQueue(Release):
 
     Args:
         keep: whether a lock that was granted meanwhile, or is free, is kept.
-        ttl_ms: of a free lock that is taken.
+        terms: on which a free lock is taken; see `Acquire.terms`.
     """
 
     uses_queue = True
     value = b""
     _is_postponed = False
 
-    def __init__(self, key: bytes, token: bytes, keep: bool = False, ttl_ms: int | None = None) -> None:
+    def __init__(self, key: bytes, token: bytes, keep: bool = False, terms: bytes | int = 0) -> None:
         super().__init__(key, token, None)
         self._step = "leave"
-        self._words: tuple[bytes | int, ...] = (b"keep", ttl_ms or 0) if keep else (b"pass on",)
+        self._words: tuple[bytes | int, ...] = (b"keep", terms) if keep else (b"pass on",)
 
     def request(self, capabilities: Capabilities, now: float) -> Args:
         if self._step == "leave":
-            if capabilities.queues:
+            if capabilities.queues or is_permit(self.token):
                 return self.queue_script(LEAVE, *self._words)
             self._step = "delete"
         return super().request(capabilities, now)
@@ -192,6 +194,9 @@ class LeaveQueue(Release):
         if isinstance(reply, hiredis.ReplyError):
             code = self.queue_error_code(reply)
             if code not in ("NOSCRIPT", "WRONGTYPE"):
+                if is_permit(self.token):  # there is no other way: it ends with its ttl
+                    self._is_postponed = self.unsettled = code == MOVING
+                    return True
                 self._step = "delete"
                 self._is_postponed = self.unsettled = code == MOVING
             return code == "WRONGTYPE"
@@ -221,16 +226,18 @@ def cleanup_requests(capabilities: Capabilities, entries: list[tuple[bytes, byte
     native commands after that delete the lock. No caller reads the replies.
     """
     requests: list[Args] = []
-    knows_leave = False
+    known: set[bytes] = set()
     for key, token in entries:
-        words = [token]
-        leaves = capabilities.queues and is_ours(token)
+        words, kind = [token], kind_of(token)
+        leaves = kind is PERMIT or (capabilities.queues and is_ours(token))
         if leaves:
             leave = LeaveQueue(key, token)
-            leave.with_text = not knows_leave
-            knows_leave = True
+            leave.with_text = kind not in known
+            known.add(kind)
             requests.append(leave.request(capabilities, 0.0))
             words.append(token + CONTENDED_FLAG)
+        if kind is PERMIT:
+            continue
         if capabilities.release is not None:
             requests += [native_release(capabilities, key, value) for value in words]
         elif not leaves:

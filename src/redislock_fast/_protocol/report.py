@@ -22,9 +22,9 @@ from redislock_fast._util.tokens import (
     without_flag,
 )
 
-__all__ = ["Connections", "LockReport", "Participant", "ProcessDetails", "ReadReport"]
+__all__ = ["MOST_WAITERS", "Connections", "LockReport", "Participant", "ProcessDetails", "ReadReport", "pairs"]
 
-_MOST_WAITERS = 100
+MOST_WAITERS = 100
 
 _KINDS: tuple[type, ...] = (int, list, int, list, list, bytes)
 """The expected types of the replies after that to `GET`."""
@@ -157,7 +157,7 @@ class ReadReport(TokenOperation):
             requests += [
                 (b"HMGET", fence_key(self.key), b"token", b"number"),
                 (b"ZCARD", queue),
-                (b"ZRANGE", queue, 0, _MOST_WAITERS - 1, b"WITHSCORES"),
+                (b"ZRANGE", queue, 0, MOST_WAITERS - 1, b"WITHSCORES"),
                 (b"TIME",),
                 (b"CLIENT", b"LIST"),
             ]
@@ -196,7 +196,7 @@ class ReadReport(TokenOperation):
         held = value if self.result else None
         token = without_flag(held or b"")
         connections = Connections(listing)
-        queue = _pairs(entries or [])
+        queue = pairs(entries or [])
         self.report = LockReport(
             holder=None if held is None else connections.participant(token),
             ttl_s=None if held is None or ttl_ms is None or ttl_ms < 0 else ttl_ms / 1000,
@@ -223,7 +223,7 @@ def _fence(value: bytes, token: Any, number: Any) -> int | None:
     return int(number)
 
 
-def _pairs(entries: list[Any]) -> list[tuple[bytes, float]]:
+def pairs(entries: list[Any]) -> list[tuple[bytes, float]]:
     """Tokens and arrivals in the server's microseconds, in RESP2 one after the other, in RESP3 in pairs."""
     if entries and isinstance(entries[0], list):
         return [(token, float(score)) for token, score in entries]

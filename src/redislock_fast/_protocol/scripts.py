@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 __all__ = [
     "ACQUIRE_FENCED",
+    "ACQUIRE_PERMIT",
     "EXTEND",
+    "FOR_PERMITS",
     "GUARD",
     "GUARDED_SET",
     "LEAVE",
@@ -20,6 +22,8 @@ __all__ = [
     "REACQUIRE",
     "REDEEM",
     "RELEASE",
+    "RELEASE_PERMIT",
+    "RESIZE",
     "WAIT",
     "Script",
 ]
@@ -47,10 +51,26 @@ REACQUIRE = _script(_text("reacquire"))
 REDEEM = _script(_text("redeem"))
 ACQUIRE_FENCED = _script(_text("acquire_fenced"))
 
-_HAND_OVER = _text("hand_over")
-WAIT = _script(_HAND_OVER + _text("wait"))
-PASS_ON = _script(_HAND_OVER + _text("pass_on"))
-LEAVE = _script(_HAND_OVER + _text("leave"))
+_HAND_OVER, _WAIT, _LEAVE = _text("hand_over"), _text("wait"), _text("leave")
+
+_OF_LOCK = _text("lock_policy") + _HAND_OVER
+WAIT = _script(_OF_LOCK + _WAIT)
+PASS_ON = _script(_OF_LOCK + _text("pass_on"))
+LEAVE = _script(_OF_LOCK + _LEAVE)
+
+_OF_PERMIT = _text("permit_policy") + _HAND_OVER
+ACQUIRE_PERMIT = _script(_OF_PERMIT + _text("acquire_permit"))
+RELEASE_PERMIT = _script(_OF_PERMIT + _text("release_permit"))
+RESIZE = _script(_OF_PERMIT + _text("resize"))
+
+FOR_PERMITS = {
+    WAIT.sha: _script(_OF_PERMIT + _WAIT),
+    LEAVE.sha: _script(_OF_PERMIT + _LEAVE),
+    RELEASE.sha: RELEASE_PERMIT,
+    PASS_ON.sha: RELEASE_PERMIT,
+    REACQUIRE.sha: _script(_text("permit_policy") + _text("renew_permit")),
+}
+"""By a script of locks, the one that does the same for the permits of a semaphore."""
 
 GUARD = _text("guard").decode()
 GUARDED_SET = _text("guarded_set").decode()

@@ -32,7 +32,7 @@ from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy, redis_error
 from redislock_fast._util.times import clock
-from redislock_fast._util.tokens import TokenSource
+from redislock_fast._util.tokens import PLAIN, TokenSource
 
 __all__ = ["MOST_LOSSES", "Registry", "ServerTransport"]
 
@@ -197,15 +197,15 @@ class ServerTransport(Generic[ConnectionType]):
     def begin(self, call: FirstRequest) -> Any:
         """Send the first request of an acquire or a release, where there is a connection."""
 
-    def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:
+    def new_token(self, key: bytes | None = None, kind: bytes = PLAIN) -> bytes:
         """A new token, with the identifier of the connection on which a request for this lock would leave.
 
         Args:
             key: the lock; None for several locks, which may have several servers.
-            listens: as for `TokenSource.new_token`.
+            kind: as for `TokenSource.new_token`.
         """
         server = self if key is None else self.server_of(key)
-        return server.tokens.new_token(listens)
+        return server.tokens.new_token(kind)
 
     # ---- whether other callers wait ----
 

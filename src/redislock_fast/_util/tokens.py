@@ -23,13 +23,18 @@ from redislock_fast._util import fork
 __all__ = [
     "CONTENDED_FLAG",
     "IDENTIFIER_BYTES",
+    "LISTENS",
     "MARKER",
+    "PERMIT",
+    "PLAIN",
     "TOKEN_BYTES",
     "TokenSource",
     "identifier_of",
     "is_held_with",
     "is_of_connection",
     "is_ours",
+    "is_permit",
+    "kind_of",
     "listens",
     "new_token",
     "stem_of",
@@ -51,7 +56,15 @@ _RANDOM_BYTES = 10
 _DIGITS = 2 * _RANDOM_BYTES
 
 _KIND = slice(len(MARKER) + IDENTIFIER_BYTES, len(MARKER) + IDENTIFIER_BYTES + 1)
-_PLAIN, _LISTENS = b"0", b"1"
+
+PLAIN = b"0"
+"""The kind of a lock's token."""
+
+LISTENS = b"1"
+"""The kind of a lock's token whose holder gets the messages of waiters that want the lock."""
+
+PERMIT = b"2"
+"""The kind of the token of a semaphore's permit: by it, operations know that the key is no lock's."""
 
 TOKEN_BYTES = _KIND.stop + _DIGITS
 
@@ -79,21 +92,17 @@ class TokenSource:
         self.forget()
         fork.forget_in_child(self)
 
-    def new_token(self, listens: bool = False) -> bytes:
-        """A new token.
-
-        Args:
-            listens: whether its holder hears the messages of waiters that want the lock.
-        """
+    def new_token(self, kind: bytes = PLAIN) -> bytes:
+        """A new token of this kind: `PLAIN`, `LISTENS` or `PERMIT`."""
         try:
             token = self._stock.pop()
         except IndexError:
             token = self._draw()
-        return token[: _KIND.start] + _LISTENS + token[_KIND.stop :] if listens else token
+        return token if kind is PLAIN else token[: _KIND.start] + kind + token[_KIND.stop :]
 
     def _draw(self) -> bytes:
         digits = os.urandom(_RANDOM_BYTES * _BLOCK).hex().encode()
-        begin = MARKER + self.identifier + _PLAIN
+        begin = MARKER + self.identifier + PLAIN
         fresh = [begin + digits[at : at + _DIGITS] for at in range(0, len(digits), _DIGITS)]
         token = fresh.pop()
         self._stock.extend(fresh)
@@ -143,7 +152,17 @@ def is_of_connection(identifier: bytes) -> bool:
 
 def listens(token: bytes) -> bool:
     """Whether the holder of a token that `is_ours` hears the messages of waiters that want the lock."""
-    return token[_KIND] == _LISTENS
+    return token[_KIND] == LISTENS
+
+
+def is_permit(token: bytes) -> bool:
+    """Whether it is the token of a semaphore's permit."""
+    return token[_KIND] == PERMIT and is_ours(token)
+
+
+def kind_of(token: bytes) -> bytes:
+    """The kind of the token that takes the place of this one, which a waiter cannot use any more."""
+    return PERMIT if is_permit(token) else PLAIN
 
 
 def is_ours(token: bytes) -> bool:

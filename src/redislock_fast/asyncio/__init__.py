@@ -1,8 +1,9 @@
-"""The same names as in `redislock_fast`, for tasks: `Lock`, `Locker`, `Batch`, `Redlock`, `holders`, `once`.
+"""The same names as in `redislock_fast`, for tasks.
 
 May import what `redislock_fast` may. Start at `lock.py`.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast.asyncio.lock import Lock
@@ -11,25 +12,26 @@ from redislock_fast.asyncio.locker import Batch, Locker
 if TYPE_CHECKING:
     from redislock_fast.asyncio.inspection import holders
     from redislock_fast.asyncio.redlock import Redlock
+    from redislock_fast.asyncio.semaphore import Permit, Semaphore, SemaphoreReport, limited
     from redislock_fast.asyncio.single import once
 
-__all__ = ["Batch", "Lock", "Locker", "Redlock", "holders", "once"]
+_WHEN_ASKED_FOR = {
+    "Permit": "semaphore",
+    "Redlock": "redlock",
+    "Semaphore": "semaphore",
+    "SemaphoreReport": "semaphore",
+    "holders": "inspection",
+    "limited": "semaphore",
+    "once": "single",
+}
+
+__all__ = ["Batch", "Lock", "Locker", "Permit", "Redlock", "Semaphore", "SemaphoreReport", "holders", "limited", "once"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the names that few users need when they are used."""
-    if name == "Redlock":
-        from redislock_fast.asyncio.redlock import Redlock  # noqa: PLC0415  # as above
-
-        return Redlock
-    if name == "holders":
-        from redislock_fast.asyncio.inspection import holders  # noqa: PLC0415  # as above
-
-        return holders
-    if name == "once":
-        from redislock_fast.asyncio.single import once  # noqa: PLC0415  # as above
-
-        return once
+    if name in _WHEN_ASKED_FOR:
+        return getattr(importlib.import_module(f"redislock_fast.asyncio.{_WHEN_ASKED_FOR[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

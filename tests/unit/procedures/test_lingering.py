@@ -18,7 +18,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._transport.base import ServerTransport
 from redislock_fast._util.times import Limit, clock
-from redislock_fast._util.tokens import TokenSource
+from redislock_fast._util.tokens import LISTENS, TokenSource
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, lease_of
 
 
@@ -128,7 +128,7 @@ def test_key_whose_token_names_another_connection_is_not_kept() -> None:
     cached = kept.key_cache.of(KEY)
     for source, heard_by in ((registry, registry), (TokenSource(), None)):
         assert cached.try_lock()
-        note_granted(lock, _turn_at(cached), lock._mine(), source.new_token(True), clock() + 11, registry)
+        note_granted(lock, _turn_at(cached), lock._mine(), source.new_token(LISTENS), clock() + 11, registry)
         assert cached.lease.heard_by is heard_by
         cached.release(clock(), 1.0)
         assert (cached.lease is not None) is (heard_by is registry)

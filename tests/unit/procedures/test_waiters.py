@@ -36,7 +36,7 @@ class ServerTransport:
     def is_current(self, _: Waiter) -> bool:
         return True
 
-    def new_token(self, _: bytes) -> bytes:
+    def new_token(self, _key: bytes, _kind: bytes = b"0") -> bytes:
         return new_token()
 
     def post(self, *_: Any) -> None:

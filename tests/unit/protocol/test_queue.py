@@ -37,7 +37,7 @@ def server() -> tuple[Model, Capabilities]:
 
 
 def wait(ttl_ms: int | None = 1000, look_for: bytes = b"", token: bytes = TOKEN) -> JoinQueue:
-    return JoinQueue(KEY, token, ttl_ms, b"publish", CHANNEL, 5000, 60_000, look_for)
+    return JoinQueue(KEY, token, ttl_ms or 0, b"publish", CHANNEL, 5000, 60_000, look_for)
 
 
 def drive(operation: Operation, model: Model, capabilities: Capabilities, now: float = 1.0) -> None:
@@ -157,7 +157,7 @@ def test_wait_that_makes_the_health_check_passes_over_a_sleeping_waiter() -> Non
     model.execute(HELLO, listener)
     model.execute((b"SUBSCRIBE", CHANNEL), listener)
     model.put(KEY, HOLDER, 9000)
-    drive(JoinQueue(KEY, THIRD, None, b"publish", b"rlf:theirs", 5000, 60_000, b""), model, capabilities)
+    drive(JoinQueue(KEY, THIRD, 0, b"publish", b"rlf:theirs", 5000, 60_000, b""), model, capabilities)
     model.now_ms += 5001
     drive(wait(look_for=THIRD), model, capabilities)
     assert waiting(model) == [TOKEN]
@@ -218,7 +218,7 @@ def test_leave_leaves_a_lock_free_where_too_many_waiters_are_gone() -> None:
     queue_up_the_dead(model, 150)
     drive(LeaveQueue(KEY, TOKEN), model, capabilities)
     assert model.entry(KEY) is None
-    operation = LeaveQueue(KEY, TOKEN, keep=True, ttl_ms=1000)
+    operation = LeaveQueue(KEY, TOKEN, keep=True, terms=1000)
     queue_up_the_dead(model, 150)
     drive(operation, model, capabilities)
     assert not operation.result
@@ -267,7 +267,7 @@ def test_leave_takes_a_free_lock_if_asked_to(is_queued: bool) -> None:
         model.put(KEY, HOLDER)
         drive(wait(), model, capabilities)
         model.remove(KEY)
-    operation = LeaveQueue(KEY, TOKEN, keep=True, ttl_ms=1000)
+    operation = LeaveQueue(KEY, TOKEN, keep=True, terms=1000)
     drive(operation, model, capabilities)
     assert (operation.result, operation.value) == (True, TOKEN + b"+")
     assert model.entry(KEY) == Entry(TOKEN + b"+", 1000)
@@ -284,7 +284,7 @@ def test_leave_gives_a_free_lock_to_the_first_in_the_queue_even_if_asked_to_keep
     model.now_us += 1
     drive(wait(), model, capabilities)
     model.remove(KEY)
-    operation = LeaveQueue(KEY, TOKEN, keep=True, ttl_ms=1000)
+    operation = LeaveQueue(KEY, TOKEN, keep=True, terms=1000)
     drive(operation, model, capabilities)
     assert not operation.result
     assert model.entry(KEY) == Entry(THIRD + b"+", 1000)

@@ -8,6 +8,8 @@ import pytest
 
 from redislock_fast._util.tokens import (
     CONTENDED_FLAG,
+    LISTENS,
+    PLAIN,
     TOKEN_BYTES,
     TokenSource,
     identifier_of,
@@ -31,7 +33,7 @@ def test_tokens_are_never_drawn_twice() -> None:
 @pytest.mark.parametrize("hears", [False, True])
 def test_token_tells_its_connection_and_whether_its_holder_listens(hears: bool) -> None:
     source = TokenSource()
-    token = source.new_token(hears)
+    token = source.new_token(LISTENS if hears else PLAIN)
     assert (TOKEN_BYTES, True) == (len(token), is_ours(token))
     assert (source.identifier, hears) == (identifier_of(token), listens(token))
     value = token + CONTENDED_FLAG

@@ -5,9 +5,8 @@
 -- ARGV[1]  token
 -- returns  1 if the lock was released, 2 if it was handed over, 0 if it is not held with this token, 3 if it is still
 --          held, since too many waiters were gone: the script is to be sent again
-local value = redis.call('get', KEYS[1])
-if value and is_held_with(value, ARGV[1]) then
-    local given = hand_over(KEYS[1], KEYS[2], KEYS[3])
+if held(ARGV[1]) then
+    local given = hand_over()
     if given == nil then
         return 3
     end

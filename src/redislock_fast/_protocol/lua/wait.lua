@@ -1,25 +1,22 @@
--- Wait: take the lock, or join its queue. May be repeated: a waiter keeps its place.
--- KEYS[1]  the lock's name
--- KEYS[2]  queue
--- KEYS[3]  waiters
+-- Wait: take what is free, or join the queue. May be repeated: a waiter keeps its place.
+-- KEYS     the key, queue, waiters, and for a semaphore its limit
 -- ARGV[1]  the waiter's token
--- ARGV[2]  ttl in milliseconds, 0 for none
+-- ARGV[2]  its terms: the ttl in milliseconds, 0 for none; for a semaphore "<ttl_ms>/<limit>"
 -- ARGV[3]  "publish" or "spublish"
 -- ARGV[4]  the channel on which the waiter listens
 -- ARGV[5]  for how many milliseconds the waiter's process counts as awake
 -- ARGV[6]  for how many milliseconds the queue is kept
 -- ARGV[7]  empty, or the token of another waiter: the script then says whether that is in the queue, and removes
 --          waiters at the head whose process sleeps
--- returns  {1, value}: the lock is the waiter's
---          {0, value, ttl in milliseconds or -1, the time of arrival if the waiter is new in the queue, else 0, and 1
---          if the waiter of ARGV[7] is in the queue}: the lock is another's, and has the contended flag
---          A holder whose token says that it listens gets the message "wanted <name>" on its channel
+-- returns  {1, value}: it is the waiter's
+--          {0, value, milliseconds until it ends or -1, the time of arrival if the waiter is new in the queue, else 0,
+--          and 1 if the waiter of ARGV[7] is in the queue, or has a permit}: it is another's. A lock has the contended
+--          flag then. A holder whose token says that it listens gets the message "wanted <name>" on its channel
 --          {2, value, ttl, ...}: as {0, ...}, but without the flag, since its holder would not hand the lock over
---          {3}: the lock is free, but too many waiters at the head are gone: the script is to be sent again
-local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]
+--          {3}: something is free, but too many waiters at the head are gone: the script is to be sent again
 local token = ARGV[1]
 
--- Remove waiters at the head whose process sleeps: a lock that is handed to them would stay with them for its ttl.
+-- Remove waiters at the head whose process sleeps: what is handed to them would stay with them for its ttl.
 -- Where there are too many for one script, the next health check goes on.
 local function pass_over_sleepers(now_ms)
     while passes_left > 0 do
@@ -28,7 +25,7 @@ local function pass_over_sleepers(now_ms)
             return
         end
         local entry = redis.call('hget', waiters, 't' .. first)
-        local channel = entry and string.match(entry, '^%d+ %a+ (.*)$')
+        local channel = entry and string.match(entry, '^%S+ %a+ (.*)$')
         local awake_until = channel and redis.call('hget', waiters, 'c' .. channel)
         if awake_until and tonumber(awake_until) >= now_ms then
             return
@@ -58,17 +55,17 @@ local function clean(now_ms, cursor)
     end
 end
 
-local value = redis.call('get', lock)
-if value and is_held_with(value, token) then
-    return {1, value}
+local granted = held(token)
+if granted then
+    return {1, granted}
 end
-local time = redis.call('time')
+time = time or redis.call('time')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local is_there = 1
 if ARGV[7] == '' then
     redis.call('zrem', queue, '') -- fails for a user that could not leave the queue, and so must not join it
 else
-    is_there = redis.call('zscore', queue, ARGV[7]) and 1 or 0
+    is_there = (redis.call('zscore', queue, ARGV[7]) or holds_beside(ARGV[7])) and 1 or 0
 end
 local arrival = time[1] * 1000000 + time[2]
 if redis.call('zadd', queue, 'nx', arrival, token) == 0 then
@@ -87,41 +84,22 @@ end
 if ARGV[7] ~= '' then
     pass_over_sleepers(now_ms)
 end
-if not value then
-    value = hand_over(lock, queue, waiters, token)
-    if value == nil then
-        return {3}
-    end
-    if not value then -- the head cannot be notified: take it out of order
+if is_free() then
+    local last, own = hand_over(token)
+    if last == false and room > 0 then -- the head cannot be notified: take it out of order
         redis.call('zrem', queue, token)
         redis.call('hdel', waiters, 't' .. token)
-        value = give(lock, token, ARGV[2])
+        own = admit(token, ARGV[2])
     end
-    if is_held_with(value, token) then
-        return {1, value}
+    if own then
+        return {1, own}
+    end
+    if last == nil then
+        return {3}
     end
     if ARGV[7] ~= '' then
         pass_over_sleepers(now_ms)
     end
 end
-local holder = value
-if string.sub(value, -1) == '+' then
-    holder = string.sub(value, 1, -2)
-end
-local verdict = 0
-if #holder ~= 36 or string.sub(holder, 1, 4) ~= 'rlf:' then
-    verdict = 2
-else
-    if holder == value then
-        value = value .. '+'
-        redis.call('append', lock, '+')
-    end
-    -- A holder that listens is told of the first waiter after it, and again by each health check, since messages get
-    -- lost. Its token begins with the identifier of its connection, which names its channel as the waiter's own does.
-    local listens = string.sub(holder, 16, 16) == '1'
-    if listens and (ARGV[7] ~= '' or (arrival ~= 0 and redis.call('zcard', queue) == 1)) then
-        local channel = string.sub(ARGV[4], 1, -12) .. string.sub(holder, 5, 15)
-        redis.pcall(ARGV[3], channel, 'wanted ' .. lock)
-    end
-end
-return {verdict, value, redis.call('pttl', lock), arrival, is_there}
+local verdict, value = refuse(arrival)
+return {verdict, value, next_end(), arrival, is_there}

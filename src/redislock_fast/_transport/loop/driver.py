@@ -24,6 +24,7 @@ from redislock_fast._transport.loop.cluster import LoopClusterTransport
 from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._transport.observer import AsyncObserved
 from redislock_fast._util import fork
+from redislock_fast._util.tokens import PLAIN
 from redislock_fast._util.tracing import is_observed
 
 if TYPE_CHECKING:
@@ -70,9 +71,9 @@ class AsyncTransport:
             server = self._servers[loop] = make(owner)
         return server
 
-    def new_token(self, key: bytes | None = None, listens: bool = False) -> bytes:
+    def new_token(self, key: bytes | None = None, kind: bytes = PLAIN) -> bytes:
         """A new token; see `ServerTransport.new_token`."""
-        return self.of_running_loop().new_token(key, listens)
+        return self.of_running_loop().new_token(key, kind)
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
         """Whether an attempt to take this lock would probably fail; see `WaiterRegistry.is_contended`."""

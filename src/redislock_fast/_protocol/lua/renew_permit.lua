@@ -1,0 +1,10 @@
+-- Renew permit: set the end of a permit that has not ended.
+-- KEYS     permits, queue, waiters, limit
+-- ARGV[1]  token
+-- ARGV[2]  ttl in milliseconds
+-- returns  1 if this token has a permit, else 0
+if not held(ARGV[1]) then
+    return 0
+end
+set_end(ARGV[1], ARGV[2])
+return 1

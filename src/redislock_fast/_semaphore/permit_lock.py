@@ -1,0 +1,134 @@
+"""What the lock objects on which permits stand have in common, for threads and tasks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import LockError, LockNotOwnedError
+
+from redislock_fast._lease.owner import Owner
+from redislock_fast._procedures.steps import Do, Steps
+from redislock_fast._protocol.permits import ReadPermits, Resize
+from redislock_fast._protocol.report import Connections, Participant
+from redislock_fast._util.errors import LossReason, noted, shown
+
+__all__ = [
+    "SemaphoreReport",
+    "SoleOwner",
+    "limit_of",
+    "no_permit",
+    "not_granted",
+    "not_held",
+    "read_status",
+    "resize",
+    "telling_permit",
+]
+
+
+@dataclass(frozen=True)
+class SemaphoreReport:
+    """A semaphore at one moment. There is no token in it.
+
+    Attributes:
+        limit: how many may hold: the operator's limit, or else that of the caller who asks.
+        held: how many permits are held. It may exceed `limit` after an operator has lowered that.
+        waiting: how many are in the queue. Waiters that poll are not in it.
+        holders: by permit, its holder; the first is the one whose permit ends first, unless it is renewed.
+        next_end_s: when that is, in seconds from now; None where none is held.
+        waiters: the first of those in the queue, in the order in which they get permits, 100 at most.
+    """
+
+    limit: int
+    held: int
+    waiting: int
+    holders: tuple[Participant, ...]
+    next_end_s: float | None
+    waiters: tuple[Participant, ...]
+
+
+def limit_of(limit: Any, name: Any) -> int:
+    """A limit as an int.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is below 1.
+    """
+    try:
+        most = operator.index(limit)
+    except TypeError:
+        raise TypeError(f"the limit of the semaphore {shown(name)} must be a whole number, not {limit!r}") from None
+    if most < 1 or isinstance(limit, bool):
+        raise ValueError(f"the limit of the semaphore {shown(name)} must be 1 or more, not {limit!r}")
+    return most
+
+
+def not_granted(name: Any) -> LockError:
+    """The error of a caller that got no permit in time."""
+    error = LockError("Unable to acquire a permit within the time specified", lock_name=name)
+    return noted(error, f"of the semaphore {shown(name)}")
+
+
+def no_permit(name: Any, caller: str) -> LockError:
+    """The error of a release by a caller that has no permit."""
+    text = f"Cannot release the semaphore {shown(name)}: this {caller} has no permit of it"
+    return LockError(text, lock_name=name)
+
+
+def telling_permit(on_lost: Any) -> Any:
+    """The `on_lost` of a permit's lock object, which calls the user's with the permit; None for None.
+
+    Raises:
+        TypeError: it cannot be called.
+    """
+    if not callable(on_lost):
+        return on_lost  # None, or what is refused by the lock
+    tell: Callable[[Any, LossReason], Any] = on_lost
+
+    def told(lock: Any, reason: LossReason) -> Any:
+        permit = lock.permit()
+        return None if permit is None else tell(permit, reason)
+
+    return told
+
+
+class SoleOwner(Owner):
+    """The owner of a lock object that one caller has at a time, whichever thread or task that is."""
+
+    __slots__ = ()
+
+    @property
+    def owner(self) -> Owner:
+        """Itself, as `ThreadOwners` have one for each thread."""
+        return self
+
+
+def not_held(name: Any, verb: str) -> LockNotOwnedError:
+    """The error for a permit that the server does not have any more."""
+    error = LockNotOwnedError(f"Cannot {verb} a permit that's no longer owned", lock_name=name)
+    return noted(error, f"of the semaphore {shown(name)}")
+
+
+def resize(key: bytes, limit: int | None) -> Steps:
+    """Set or remove the operator's limit."""
+    yield Do("execute", Resize(key, limit))
+
+
+def read_status(key: bytes, own: int) -> Steps:
+    """Read a semaphore's holders and waiters. Returns a `SemaphoreReport`."""
+    reading = ReadPermits(key)
+    yield Do("execute", reading)
+    connections = Connections(reading.listing)
+    now_us = reading.time_ms * 1000
+    return SemaphoreReport(
+        limit=own if reading.limit is None else reading.limit,
+        held=len(reading.holders),
+        waiting=reading.waiting,
+        holders=tuple(connections.participant(token) for token, _ in reading.holders),
+        next_end_s=(reading.holders[0][1] - reading.time_ms) / 1000 if reading.holders else None,
+        waiters=tuple(
+            connections.participant(token, max(now_us - arrival_us, 0.0) / 1e6) for token, arrival_us in reading.queue
+        ),
+    )

@@ -1,0 +1,500 @@
+# Generated from src/redislock_fast/asyncio/semaphore.py by .ci/unasync.py, as `make format` runs it: change that file.
+"""`Semaphore`: at most so many holders of one name, over all processes, in the order of arrival.
+
+See https://redislock-fast.github.io/redislock_fast/how-to/semaphore.html
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import weakref
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from redis.exceptions import LockError, LockNotOwnedError
+
+from redislock_fast._lease.options import refuse_unknown, spelled_out
+from redislock_fast._protocol.permits import ReleasePermit, acquire_permit
+from redislock_fast._semaphore.callers import Permits, ThreadCallers
+from redislock_fast._semaphore.limiting import Limits
+from redislock_fast._semaphore.permit_lock import (
+    SemaphoreReport,
+    SoleOwner,
+    limit_of,
+    no_permit,
+    not_granted,
+    not_held,
+    read_status,
+    resize,
+    telling_permit,
+)
+from redislock_fast._util.errors import LockLostError, LossReason, shown
+from redislock_fast._util.tokens import PERMIT
+from redislock_fast.lock import Lock
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import redis
+    from typing_extensions import Never
+
+    from redislock_fast._lease.handle import Handle
+    from redislock_fast._lease.metrics import Metrics
+
+    Client: TypeAlias = "redis.Redis | redis.RedisCluster"
+
+__all__ = ["Permit", "Semaphore", "SemaphoreReport", "limited"]
+
+logger = logging.getLogger(__name__)
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+class _PermitLock(Lock):
+    """The lock object on which a permit stands. Its semaphore uses it for one permit after the other.
+
+    Attributes:
+        permit: a weak reference to the permit.
+    """
+
+    permit: weakref.ref[Permit]
+    _token_kind = PERMIT
+    _release_kind = ReleasePermit
+
+    def limit_to(self, limit: int) -> None:
+        """Set how many may hold."""
+        self._attempt_kind = acquire_permit(limit)
+
+    def _new_owner(self) -> Any:
+        return SoleOwner()
+
+    def _heirs_of(self, former: Any) -> Any:
+        return former
+
+    def _not_owned(self, verb: str) -> LockNotOwnedError:
+        return not_held(self.name, verb)
+
+
+class Permit:
+    """The right of one caller to be one of the holders. `Semaphore.acquire` and `with semaphore` give it.
+
+    Any thread may release it and ask about it.
+    """
+
+    __slots__ = ("__weakref__", "_lock", "_permits", "_semaphore")
+
+    def __init__(self, semaphore: Semaphore, permits: Permits) -> None:
+        self._semaphore = semaphore
+        self._permits = weakref.ref(permits)  # which refers to this
+        self._lock: list[_PermitLock] = []  # empty once it was released: `pop` lets one caller alone release it
+
+    @property
+    def name(self) -> Any:
+        """The semaphore's name."""
+        return self._semaphore.name
+
+    def remaining(self) -> float:
+        """How long the permit is certainly still held, in seconds, as `Lock.remaining` tells it. Sends nothing."""
+        return self._lock[0].remaining() if self._lock else 0.0
+
+    @property
+    def valid(self) -> bool:
+        """Whether the permit is certainly held, by the clock: `remaining() > 0`."""
+        return self.remaining() > 0
+
+    @property
+    def lost(self) -> bool:
+        """Whether the permit was lost before it was released, as far as is known without asking the server."""
+        return bool(self._lock) and self._lock[0].lost
+
+    def ensure_held(self) -> None:
+        """Return if the permit is certainly held: where `valid` is true. Sends nothing.
+
+        Raises:
+            LockLostError: it was lost.
+            redis.exceptions.LockError: it was released.
+        """
+        if self.valid:
+            return
+        if not self._lock:
+            raise self._released("use")
+        text = f"The permit of the semaphore {shown(self.name)} was lost: {LossReason.EXPIRED}"
+        raise LockLostError(text, lock_name=self.name)
+
+    def release(self) -> None:
+        """Give the permit back; the first waiter gets it.
+
+        Sends `EVALSHA`. When this raises a connection error, it can be called again. If it is interrupted, the release
+        goes on in the background.
+
+        Raises:
+            LockLostError: the permit was lost.
+            redis.exceptions.LockNotOwnedError: the server did not have it any more.
+            redis.exceptions.LockError: it was released before.
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+        """
+        try:
+            lock = self._lock.pop()
+        except IndexError:
+            raise self._released("release") from None
+        try:
+            lock.release()
+        except LockError:
+            self._leave()
+            raise
+        except BaseException:
+            self._lock.append(lock)
+            raise
+        self._leave()
+        self._semaphore._free.append(lock)  # noqa: SLF001  # of this very module
+
+    def detach(self) -> Handle:
+        """Give up the permit without releasing it. The caller of `Semaphore.attach` with the handle holds it then.
+
+        Sends nothing. The permit is not renewed until the handle is attached.
+
+        Raises:
+            LockLostError: the permit was lost.
+            redis.exceptions.LockError: it was released.
+        """
+        if not self._lock:
+            raise self._released("detach")
+        handle = self._lock[0].detach()
+        self._lock.clear()
+        self._leave()
+        return handle
+
+    def _leave(self) -> None:
+        permits = self._permits()
+        if permits is not None and self in permits:  # else its caller is gone, or has left it
+            permits.remove(self)
+
+    def _enter(self, lock: _PermitLock) -> None:
+        """Note that the permit was granted."""
+        self._lock.append(lock)
+        permits = self._permits()
+        if permits is not None:
+            permits.append(self)
+
+    def _released(self, verb: str) -> LockError:
+        text = f"Cannot {verb} a permit of the semaphore {shown(self.name)} that was released"
+        return LockError(text, lock_name=self.name)
+
+    def __enter__(self) -> Permit:
+        """Return itself; the block's end releases it. Sends nothing.
+
+        Raises:
+            redis.exceptions.LockError: it was released.
+        """
+        if not self._lock:
+            raise self._released("enter")
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release the permit, unless the block has. Where the block has raised, an error of the release is logged.
+
+        Raises:
+            LockLostError: the permit was lost.
+        """
+        if not self._lock:
+            return
+        try:
+            self.release()
+        except LockError:
+            if exc_type is None:
+                raise
+            logger.warning("A permit was no longer held when exiting context manager: %s", shown(self.name))
+        except Exception as error:
+            if exc_type is None:
+                raise
+            logger.warning("A permit of %s could not be released: %r", shown(self.name), error)
+
+    def __repr__(self) -> str:
+        """The semaphore's name, and for how long the permit is held. Sends nothing."""
+        left_s = self.remaining()
+        return f"<Permit of {self.name!r}: {f'held, {left_s:.3f} s left' if left_s else 'not held'}>"
+
+
+class Semaphore:
+    """Lets at most `limit` callers of all processes and machines be in a block at once, in the order of arrival.
+
+        semaphore = Semaphore(client, "openai:gpt", 20)
+        with semaphore as permit:
+            ...  # at most 20 callers are here
+
+    One object serves any number of callers at the same time. Each permit has an end of its own on the server, by the
+    server's clock, and is renewed while it is held: where a process dies, its permits are free `timeout` seconds later
+    at most, and nothing else is. https://redislock-fast.github.io/redislock_fast/explanation/guarantees.html says what
+    is not guaranteed.
+
+    Needs a server that runs scripts. Waiters that cannot listen there (RESP2, or forbidden) poll, once in `sleep`.
+
+    Args:
+        client: a `redis.Redis` or `RedisCluster`; its settings are used, its connections are not.
+        name: the key, bytes or str: a sorted set. No lock has the same name.
+        limit: how many may hold a permit. A limit that `resize` has set on the server overrides it.
+        timeout: the ttl of a permit in seconds: for how long others wait at most after its holder's process has died.
+        sleep: how long a waiter sleeps between two health checks, in seconds.
+        blocking: whether `acquire` waits for a permit.
+        blocking_timeout: how long `acquire` waits at most, in seconds. None: forever.
+        auto_renew: whether permits are renewed in the background as long as they are held.
+        max_hold: for how many seconds after its acquire a permit is renewed at most. None: forever.
+        on_lost: called once with the permit and a `LossReason` when a permit is found to be lost,
+            from a background thread, or by the release or extend that finds it out.
+        cancel_on_lost: whether the thread that acquired the permit is interrupted then.
+        metrics: gets each acquisition and release; see `Metrics` and `FailureMetrics`.
+
+    Raises:
+        TypeError: for a pipeline or an asyncio client, a wrong type, or an unknown parameter.
+        ValueError: for a `limit` below 1, a `timeout` that is not above 0, or options that do not go together.
+        redis.exceptions.DataError: for a `name` that redis-py cannot encode.
+    """
+
+    @spelled_out("Semaphore")
+    def __init__(
+        self,
+        client: Client,
+        name: str | bytes,
+        limit: int,
+        *,
+        timeout: float = 30,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        auto_renew: bool = True,
+        max_hold: float | None = None,
+        on_lost: Callable[[Permit, LossReason], object] | None = None,
+        metrics: Metrics | None = None,
+        **unknown: Never,
+    ) -> None:
+        refuse_unknown("Semaphore", unknown, Semaphore.__init__)
+        self._limit = limit_of(limit, name)
+        if not timeout:
+            raise ValueError(f"the semaphore {shown(name)} needs a timeout above 0: a permit must end")
+        self._settings: dict[str, Any] = {
+            "redis": client,
+            "name": name,
+            "timeout": timeout,
+            "sleep": sleep,
+            "blocking": blocking,
+            "blocking_timeout": blocking_timeout,
+            "auto_renew": auto_renew,
+            "max_hold": max_hold,
+            "on_lost": telling_permit(on_lost),
+            "metrics": metrics,
+        }
+        self._callers = ThreadCallers()
+        self._free: deque[_PermitLock] = deque([self._new_lock()])  # any thread takes one, and puts it back
+
+    def _new_lock(self) -> _PermitLock:
+        lock = _PermitLock(**self._settings)
+        lock.limit_to(self._limit)
+        return lock
+
+    @property
+    def name(self) -> Any:
+        """The key."""
+        return self._settings["name"]
+
+    @property
+    def limit(self) -> int:
+        """How many may hold a permit, unless an operator has set that on the server; see `status`."""
+        return self._limit
+
+    # ---- acquire and release ----
+
+    def acquire(
+        self,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+    ) -> Permit | None:
+        """Acquire a permit. No waiter is overtaken, by `blocking=False` neither.
+
+        Sends `EVALSHA`. To wait, `SUBSCRIBE` or `SSUBSCRIBE` once and `EVALSHA`. If it raises or is interrupted, no
+        permit is held: an attempt is undone.
+
+        Args:
+            blocking: whether to wait; None: as the semaphore's own setting says.
+            blocking_timeout: seconds until the deadline of the whole call; None: as above.
+
+        Returns:
+            The permit; None where none was granted in time. The semaphore keeps it until it is released, or the thread
+            that called this method is gone: then it is released with a ResourceWarning.
+
+        Raises:
+            redis.exceptions.ConnectionError: no connection, after the client's retries.
+            redis.exceptions.TimeoutError: no reply in time.
+            redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no semaphore's.
+        """
+        permit, lock = self._begin()
+        return self._acquire(permit, lock, lock.acquire(blocking=blocking, blocking_timeout=blocking_timeout))
+
+    def _begin(self) -> tuple[Permit, _PermitLock]:
+        """A permit for the caller, and a lock object to acquire it."""
+        try:
+            lock = self._free.pop()
+        except IndexError:
+            lock = self._new_lock()
+        permit = Permit(self, self._callers.mine())
+        lock.permit = weakref.ref(permit)  # before it may be lost
+        return permit, lock
+
+    def _acquire(self, permit: Permit, lock: _PermitLock, acquiring: bool) -> Permit | None:
+        if not acquiring:
+            self._free.append(lock)
+            return None
+        permit._enter(lock)  # noqa: SLF001  # of this very module
+        return permit
+
+    def release(self) -> None:
+        """Release the permit that this thread has acquired last. Sends and raises what `Permit.release` does.
+
+        Raises:
+            redis.exceptions.LockError: this thread has none.
+        """
+        permits = self._callers.mine()
+        if not permits:
+            raise no_permit(self.name, "thread")
+        permits[-1].release()
+
+    def attach(self, handle: Handle) -> Permit:
+        """Hold a permit that was detached, here or in another process. Sends nothing.
+
+        The lease ends when the handle says, by the wall clock.
+
+        Raises:
+            TypeError: `handle` is no `Handle`.
+            ValueError: it is of another name.
+        """
+        if handle.name != self.name:
+            raise ValueError(f"the handle is of {shown(handle.name)}, not of the semaphore {shown(self.name)}")
+        settings = {key: value for key, value in self._settings.items() if key not in ("redis", "name", "timeout")}
+        lock = _PermitLock.attach(self._settings["redis"], handle, **settings)
+        lock.limit_to(self._limit)
+        permit = Permit(self, self._callers.mine())
+        lock.permit = weakref.ref(permit)
+        permit._enter(lock)  # noqa: SLF001  # of this very module
+        return permit
+
+    # ---- the semaphore as a whole ----
+
+    def resize(self, limit: int | None) -> None:
+        """Set how many may hold a permit, for the callers of all processes, whatever limit they were made with.
+
+        A higher limit admits waiters at once. With a lower one, holders go on, and nobody is admitted until fewer are
+        left. Sends `EVALSHA`.
+
+        Args:
+            limit: how many; None: as many as each caller says, as before.
+
+        Raises:
+            TypeError: it is no whole number.
+            ValueError: it is below 1.
+        """
+        most = None if limit is None else limit_of(limit, self.name)
+        lock = self._new_lock()
+        lock._drive(resize(lock._key, most))  # noqa: SLF001  # of this very module
+
+    def status(self) -> SemaphoreReport:
+        """Tell how many permits are held, by which processes, and who waits.
+
+        Sends `ZRANGE`, `TIME`, `GET`, `ZCARD`, `ZRANGE` and `CLIENT LIST` in one piece.
+
+        Raises:
+            redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no semaphore's.
+        """
+        lock = self._new_lock()
+        report: SemaphoreReport = lock._drive(read_status(lock._key, self._limit))  # noqa: SLF001  # as above
+        return report
+
+    # ---- with ----
+
+    def __enter__(self) -> Permit:
+        """Acquire a permit.
+
+        Raises:
+            redis.exceptions.LockError: none was granted in time; and what `acquire` raises.
+        """
+        permit = self.acquire()
+        if permit is None:
+            raise not_granted(self.name)
+        self._callers.mine().entered.append(permit)
+        return permit
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the permit as its own `with` block does."""
+        permit: Permit = self._callers.mine().entered.pop()
+        permit.__exit__(exc_type, exc_value, traceback)
+
+    def __repr__(self) -> str:
+        """The name and the caller's limit. Sends nothing."""
+        return f"<Semaphore {self.name!r}: {self._limit} at most>"
+
+
+def limited(
+    client: Client,
+    name: str,
+    limit: int,
+    *,
+    on_full: Callable[[LockError], Any] | None = None,
+    **settings: Any,
+) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, Any]]:
+    """Let at most `limit` calls of the function run at once, over all processes.
+
+        @limited(client, "export:{user_id}", 5)
+        def export(user_id, format): ...
+
+    Args:
+        client: as for `Semaphore`.
+        name: of the semaphore, with parameters of the function in braces: each value has a semaphore of its own.
+        limit: as for `Semaphore`.
+        on_full: called with a `LockError` instead of the function where no permit is free in time; the call returns
+            what it returns. With it, calls do not wait, unless `blocking` or `blocking_timeout` is given.
+        settings: other parameters of `Semaphore`.
+
+    Returns:
+        The decorator. A decorated function raises LockError where no permit is granted in time, and there is no
+        `on_full`.
+
+    Raises:
+        TypeError: as for `Semaphore`.
+        ValueError: as for `Semaphore`, or where the function has no such parameter.
+    """
+    if on_full is not None and not (settings.keys() & {"blocking", "blocking_timeout"}):
+        settings["blocking"] = False
+    Semaphore(client, name, limit, **settings)  # refuses what is wrong at once
+
+    def limit_job(job: Callable[_Parameters, _Result]) -> Callable[_Parameters, Any]:
+        limits = Limits(name, job, lambda full_name: Semaphore(client, full_name, limit, **settings))
+
+        @functools.wraps(job)
+        def run_limited(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
+            semaphore = limits.of(args, kwargs)
+            permit = semaphore.acquire()
+            if permit is None:
+                error = not_granted(semaphore.name)
+                if on_full is None:
+                    raise error
+                answer = on_full(error)
+                return answer
+            with permit:
+                return job(*args, **kwargs)
+
+        return run_limited
+
+    return limit_job
