@@ -58,9 +58,10 @@ WAIT = _script(_OF_LOCK + _WAIT)
 PASS_ON = _script(_OF_LOCK + _text("pass_on"))
 LEAVE = _script(_OF_LOCK + _LEAVE)
 
-_OF_PERMIT = _text("permit_policy") + _HAND_OVER
-ACQUIRE_PERMIT = _script(_OF_PERMIT + _text("acquire_permit"))
-RELEASE_PERMIT = _script(_OF_PERMIT + _text("release_permit"))
+_PERMITS, _POLICY = _text("permits"), _text("permit_policy") + _HAND_OVER
+_OF_PERMIT = _PERMITS + _POLICY
+ACQUIRE_PERMIT = _script(_PERMITS + _text("acquire_permit") + _POLICY + _text("acquire_waited_permit"))
+RELEASE_PERMIT = _script(_PERMITS + _text("release_permit") + _POLICY + _text("release_waited_permit"))
 RESIZE = _script(_OF_PERMIT + _text("resize"))
 
 FOR_PERMITS = {
@@ -68,7 +69,7 @@ FOR_PERMITS = {
     LEAVE.sha: _script(_OF_PERMIT + _LEAVE),
     RELEASE.sha: RELEASE_PERMIT,
     PASS_ON.sha: RELEASE_PERMIT,
-    REACQUIRE.sha: _script(_text("permit_policy") + _text("renew_permit")),
+    REACQUIRE.sha: _script(_PERMITS + _text("renew_permit")),
 }
 """By a script of locks, the one that does the same for the permits of a semaphore."""
 

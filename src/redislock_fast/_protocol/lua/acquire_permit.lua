@@ -5,22 +5,17 @@
 -- ARGV[3]  the caller's limit
 -- returns  1 if this token has a permit, else 0; {1 or 0, limit} where an operator has set another limit
 local token, own = ARGV[1], tonumber(ARGV[3])
-local most = own
-local beside = redis.call('exists', queue, limit) -- mostly 0
-if beside > 0 then
-    most = limit_for(own)
-end
-room = count_room(most)
-if beside > 0 then
-    hand_over()
-    if redis.call('exists', queue) == 1 then -- nobody is overtaken
-        room = 0
+
+local function take()
+    if room > 0 then
+        set_end(token, ARGV[2])
+        return 1
     end
+    return held(token) and 1 or 0
 end
-local answer = 1
-if room > 0 then
-    set_end(token, ARGV[2])
-elseif not held(token) then
-    answer = 0
+
+if redis.call('exists', queue, limit) == 0 then -- mostly
+    room = count_room(own)
+    return take()
 end
-return most == own and answer or {answer, most}
+

@@ -8,7 +8,6 @@
 --
 -- Each redis.call costs about a microsecond, during which all clients of the server wait, so the calls are few. For the
 -- same reason one script passes over a limited number of waiters: with more, the client sends the script again.
-local queue, waiters = KEYS[2], KEYS[3]
 local passes_left = 50
 
 -- Delete what is left of a queue without waiters. UNLINK, because many old fields would hold up the server; where it

@@ -3,7 +3,7 @@
 --
 -- lock     the lock's name. Its value is the holder's token, with a "+" (the contended flag) behind it when a release
 --          must use the queue. Only tokens that the library made get the flag; other values are never changed
-local lock = KEYS[1]
+local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]
 local value -- of the lock, once it is known; false: it is free
 local room = 1 -- how many holders this script may admit
 local time -- of the server, once it was read
@@ -82,7 +82,7 @@ local function refuse(arrival)
     -- A holder that listens is told of the first waiter after it, and again by each health check, since messages get
     -- lost. Its token begins with the identifier of its connection, which names its channel as the waiter's own does.
     local listens = string.sub(holder, 16, 16) == '1'
-    if listens and (ARGV[7] ~= '' or (arrival ~= 0 and redis.call('zcard', KEYS[2]) == 1)) then
+    if listens and (ARGV[7] ~= '' or (arrival ~= 0 and redis.call('zcard', queue) == 1)) then
         local channel = string.sub(ARGV[4], 1, -12) .. string.sub(holder, 5, 15)
         redis.pcall(ARGV[3], channel, 'wanted ' .. lock)
     end
