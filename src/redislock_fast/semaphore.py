@@ -490,8 +490,7 @@ def limited(
                 error = not_granted(semaphore.name)
                 if on_full is None:
                     raise error
-                answer = on_full(error)
-                return answer
+                return on_full(error)
             with permit:
                 return job(*args, **kwargs)
 

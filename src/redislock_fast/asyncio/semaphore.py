@@ -494,8 +494,7 @@ def limited(
                 error = not_granted(semaphore.name)
                 if on_full is None:
                     raise error
-                answer = on_full(error)
-                return await awaited(answer)
+                return await awaited(on_full(error))
             async with permit:
                 return await job(*args, **kwargs)
 
