@@ -1,4 +1,4 @@
--- Acquire permit: take a permit if one is free and nobody waits for it. Repeated, it sets the permit's end anew.
+-- Acquire permit: take a permit if one is free and nobody waits for it. Repeated, it prolongs the permit.
 -- KEYS     permits, queue, waiters, limit
 -- ARGV[1]  token
 -- ARGV[2]  ttl in milliseconds

@@ -28,10 +28,11 @@ local function count_room(most)
     return most - size
 end
 
--- Set the end of a permit. The set's ttl is never shortened.
+-- Set the end of a permit, unless that is later: an earlier request may be executed after a renewal. The set's ttl is
+-- never shortened.
 local function set_end(token, ttl_ms)
     local ends_at = now_ms() + ttl_ms
-    redis.call('zadd', permits, ends_at, token)
+    redis.call('zadd', permits, 'gt', ends_at, token)
     if size == 0 then
         redis.call('pexpireat', permits, ends_at)
     elseif redis.REDIS_VERSION_NUM then -- 7.0

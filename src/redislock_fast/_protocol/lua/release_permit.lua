@@ -2,10 +2,8 @@
 -- KEYS     permits, queue, waiters, limit
 -- ARGV[1]  token
 -- returns  1 if it was released, 2 if it was handed over, too, 0 if this token had none
-if remove(ARGV[1]) == 0 then
-    return 0
-end
+local removed = remove(ARGV[1])
 if redis.call('exists', queue, waiters) == 0 then -- mostly
-    return 1
+    return removed
 end
 

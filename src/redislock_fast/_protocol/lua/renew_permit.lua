@@ -1,4 +1,4 @@
--- Renew permit: set the end of a permit that has not ended.
+-- Renew permit: set the end of a permit that has not ended, unless that is later.
 -- KEYS     permits, queue, waiters, limit
 -- ARGV[1]  token
 -- ARGV[2]  ttl in milliseconds
