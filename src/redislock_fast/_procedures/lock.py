@@ -62,7 +62,7 @@ from redislock_fast._util.times import (
     ttl_ms_of,
     wait_seconds,
 )
-from redislock_fast._util.tokens import LISTENS, MARKER, PLAIN, without_flag
+from redislock_fast._util.tokens import LISTENS, MARKER, PERMIT, PLAIN, without_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -631,9 +631,11 @@ class LockBase:
 
     # ---- loss ----
     def _finding_out(self, lease: Lease) -> Steps:
-        """Returns why the lock was lost. Sends `GET name` where the lease has not ended."""
+        """Returns why the lock was lost. Sends `GET name` where the lease has not ended, and it is no permit."""
         if clock() >= lease.deadline:
             return LossReason.EXPIRED
+        if self._token_kind is PERMIT:
+            return LossReason.DELETED  # nobody can take it: others have permits of their own
         read = ReadHolder(self._key)
         try:
             yield Do("execute", read)

@@ -18,6 +18,7 @@ from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.times import clock
+from redislock_fast._util.tokens import is_permit
 
 __all__ = [
     "LeaseLoss",
@@ -156,12 +157,18 @@ def limit_s(leases: list[Lease], now: float) -> float:
 
 def asking_why(leases: list[Lease], losses: list[LeaseLoss], by_release: bool = False) -> Steps:
     """Find out why locks on one server are not held any more. Adds each to `losses`, once."""
-    reads = [ReadHolder(lease.key) for lease in leases]
+    unclear = [lease for lease in leases if not is_permit(lease.token)]
+    for lease in leases:
+        if is_permit(lease.token):
+            lose(lease, LossReason.DELETED, losses, by_release)  # nobody can take it: others have permits of their own
+    if not unclear:
+        return
+    reads = [ReadHolder(lease.key) for lease in unclear]
     operation = Pipeline(reads)
     with unheeded():
-        yield Do("execute", operation, limit_s(leases, clock()))
+        yield Do("execute", operation, limit_s(unclear, clock()))
     unanswered = len(operation.unfinished) > 0  # then the reason stays unknown
-    for lease, read in zip(leases, reads, strict=True):
+    for lease, read in zip(unclear, reads, strict=True):
         lose(lease, LossReason.SERVER_GONE if unanswered else reason_of(read), losses, by_release)
 
 
