@@ -32,7 +32,8 @@ def holders(client: Client, name: str | bytes) -> LockReport:
         name: the lock, as for `Lock`.
 
     Returns:
-        The report. It never has a token in it.
+        The report. It never has a token in it. A key that is no string, such as a semaphore, has an unknown holder:
+        `Semaphore.status` tells of a semaphore.
 
     Raises:
         TypeError: for a pipeline or an asyncio client.

@@ -52,10 +52,10 @@ def is_logged() -> bool:
     return _wait_logger.isEnabledFor(logging.WARNING)
 
 
-def tell_of_wait(key: bytes, waited_s: float, holder: str) -> None:
-    """Log that a caller has waited for a lock for so many seconds."""
-    text = "The lock %s has been waited for since %.1f s. It is held by %s."
-    _wait_logger.warning(text, shown(key), waited_s, holder)
+def tell_of_wait(key: bytes, waited_s: float, holder: str, kind: str = "lock") -> None:
+    """Log that a caller has waited for a lock, or what else it is, for so many seconds."""
+    text = "The %s %s has been waited for since %.1f s. It is held by %s."
+    _wait_logger.warning(text, kind, shown(key), waited_s, holder)
 
 
 def tell_if_long(key: bytes, limit: Limit, holder: str) -> None:

@@ -39,7 +39,7 @@ from redislock_fast._util.times import (
     poll_seconds,
     wait_seconds,
 )
-from redislock_fast._util.tokens import is_held_with, is_ours, listens, without_flag
+from redislock_fast._util.tokens import PERMIT, is_held_with, is_ours, listens, without_flag
 from redislock_fast._util.tracing import is_observed
 
 __all__ = []
@@ -204,7 +204,7 @@ def poll_on(lock: LockBase, call: Call, pending: PendingOwner | None) -> Steps:
     backoff = Backoff(lock._wait, call.sleep_s)
     call.deadline.begin_wait()
     while True:
-        yield from telling_if_long(lock._key, call.deadline)
+        yield from telling_if_long(lock._key, call.deadline, lock._token_kind is PERMIT)
         pause_s = backoff.next_s()
         if not call.deadline.allows(pause_s):
             return False

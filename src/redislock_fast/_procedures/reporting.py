@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from redislock_fast._lease.logs import is_logged, tell_of_wait
 from redislock_fast._procedures.steps import Do, Steps
-from redislock_fast._protocol.report import Participant, ReadReport
+from redislock_fast._protocol.permits import ReadPermits
+from redislock_fast._protocol.report import Connections, Participant, ReadReport
 from redislock_fast._util.times import Limit, wait_seconds
 
 __all__ = ["described", "log_waits", "reporting", "telling_of_wait"]
+
+_MOST_NAMED = 3
 
 
 def log_waits(after_s: float | None = 5.0) -> None:
     """Set after how long a wait for a lock is logged, as a warning of the logger `redislock_fast.waiting`.
 
-    Each wait is logged once, with the process that holds the lock: that is read as `holders` reads it. Of a Redlock's
+    Each wait is logged once, with the process that holds the lock: that is read as `holders` reads it. For a semaphore,
+    three of its holders are named, those whose permits end first, as `Semaphore.status` reads them. Of a Redlock's
     holder nothing is known. Counts for the waits that begin from now on; for a lock that another caller of this process
     holds, with `linger`, at once.
 
@@ -37,16 +41,31 @@ def reporting(key: bytes, limit_s: float | None = None) -> Steps:
     return reading.report
 
 
-def telling_of_wait(key: bytes, waited_s: float, limit_s: float | None) -> Steps:
-    """Log that a caller has waited for a lock for long, and who holds it. An error costs no wait."""
+def telling_of_wait(key: bytes, waited_s: float, limit_s: float | None, is_semaphore: bool = False) -> Steps:
+    """Log that a caller has waited for a lock or a semaphore for long, and who holds it. An error costs no wait."""
     if not is_logged():
         return
     try:
-        report = yield from reporting(key, limit_s)
-        holder = "nobody by now" if report.holder is None else described(report.holder)
+        holders = yield from (_naming_several if is_semaphore else _naming_one)(key, limit_s)
     except Exception:  # the waiter finds out by itself
-        holder = "an owner that could not be read"
-    tell_of_wait(key, waited_s, holder)
+        holders = "an owner that could not be read"
+    tell_of_wait(key, waited_s, holders, "semaphore" if is_semaphore else "lock")
+
+
+def _naming_one(key: bytes, limit_s: float | None) -> Steps:
+    """Returns the holder of a lock in words."""
+    report = yield from reporting(key, limit_s)
+    return "nobody by now" if report.holder is None else described(report.holder)
+
+
+def _naming_several(key: bytes, limit_s: float | None) -> Steps:
+    """Returns some holders of a semaphore in words."""
+    reading = ReadPermits(key)
+    yield Do("execute", reading, limit_s)
+    connections = Connections(reading.listing)
+    named = [described(connections.participant(token)) for token, _ in reading.holders[:_MOST_NAMED]]
+    more = len(reading.holders) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "") if named else "nobody by now"
 
 
 def described(holder: Participant) -> str:

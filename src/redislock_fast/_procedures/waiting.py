@@ -57,13 +57,13 @@ def _patience(interval_s: float) -> tuple[float, int, int]:
     return interval_s, awake_ms, max(_KEPT_MS, 2 * awake_ms)
 
 
-def telling_if_long(key: bytes, limit: Limit) -> Steps:
-    """Log once that an acquire waits for a lock for long, and who holds it."""
+def telling_if_long(key: bytes, limit: Limit, is_semaphore: bool = False) -> Steps:
+    """Log once that an acquire waits for a lock or a semaphore for long, and who holds it."""
     waited_s = limit.long_wait_s()
     if waited_s is not None:
         from redislock_fast._procedures.reporting import telling_of_wait  # noqa: PLC0415  # few waits are long
 
-        yield from telling_of_wait(key, waited_s, limit.left_s())
+        yield from telling_of_wait(key, waited_s, limit.left_s(), is_semaphore)
 
 
 class Waiting:
@@ -315,7 +315,7 @@ class Waiting:
             if message is None:
                 if self._limit.is_over:
                     return (yield from self._leave(waiter, self.limit_s())) or TIME_UP
-                yield from telling_if_long(self.key, self._limit)
+                yield from telling_if_long(self.key, self._limit, is_permit(self.token))
                 if waiter.is_due():
                     return _DUE
                 if self.own is not None:

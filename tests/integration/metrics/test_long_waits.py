@@ -36,11 +36,11 @@ class Logged:
         """What was logged."""
         return [record.getMessage() for record in self._caplog.records if record.name == "redislock_fast.waiting"]
 
-    def until_told(self, holder: str, name: str = "'name'") -> None:
+    def until_told(self, holder: str, name: str = "lock 'name'") -> None:
         """Return once one wait was logged, for a lock that this process holds."""
         wait_until(lambda: self.texts, "a wait is logged")
         (text,) = self.texts
-        pattern = rf"The lock {name} has been waited for since \d+\.\d s\. It is held by {holder}\."
+        pattern = rf"The {name} has been waited for since \d+\.\d s\. It is held by {holder}\."
         assert re.fullmatch(pattern, text), text
 
 
@@ -129,6 +129,25 @@ def test_a_long_wait_for_a_redlock_is_logged(
     holder = holders.hold_redlock(holders.clients(fleet), timeout=FAR_S)
     waiter = callers.redlock(holders.clients(fleet), timeout=FAR_S)
     _gets_it(waiter, holder, logged, "another owner")
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(
+    ("limit", "told"), [(1, HERE), (3, f"{HERE}, {HERE}, {HERE}"), (5, f"{HERE}, {HERE}, {HERE} and 2 more")]
+)
+@pytest.mark.parametrize("denied", [[], ["-subscribe"]], ids=["queue", "no queue"])
+def test_a_long_wait_for_a_permit_is_logged_with_some_holders(
+    logged: Logged, callers: Callers, valkey: Server, acl_user: MakeUser, limit: int, told: str, denied: list[str]
+) -> None:
+    client = callers.client(valkey.port, **acl_user(valkey, *denied).options())
+    semaphore = callers.package.Semaphore(client, "name", limit, timeout=FAR_S, sleep=0.02)
+    permits = [callers.run(semaphore.acquire) for _ in range(limit)]
+    answer = callers.begin(semaphore.acquire)
+    logged.until_told(told, "semaphore 'name'")
+    callers.run(permits.pop().release)
+    for permit in [*permits, answer.result(PATIENCE_S)]:
+        callers.run(permit.release)
+    assert len(logged.texts) == 1
 
 
 @pytest.mark.usefixtures("at_once")
