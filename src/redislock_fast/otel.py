@@ -58,10 +58,11 @@ class _Output:
         from opentelemetry.metrics import Observation  # noqa: PLC0415  # of a package that may be missing
 
         if metric.kind == "gauge":
-            return [Observation(value, {"name": name}) for name, value in self.recorder.values(metric)]
-        metrics.report_waiting()
-        counts = list(self._counts[metric].items())
-        return [Observation(count.value, dict(zip(metric.labels, labels, strict=True))) for labels, count in counts]
+            values: list[tuple[tuple[str, ...], int]] = [*self.recorder.values(metric)]
+        else:
+            metrics.report_waiting()
+            values = [(labels, count.value) for labels, count in list(self._counts[metric].items())]
+        return [Observation(value, dict(zip(metric.labels, labels, strict=True))) for labels, value in values]
 
     def observer(self, metric: Metric, labels: tuple[str, ...]) -> Callable[[float], object]:
         return partial(self._histograms[metric].record, attributes=dict(zip(metric.labels, labels, strict=True)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from redis.exceptions import LockError, LockNotOwnedError
 
+from redislock_fast._lease.metrics import of_semaphore
 from redislock_fast._lease.options import refuse_unknown, spelled_out
 from redislock_fast._protocol.permits import ReleasePermit, acquire_permit
 from redislock_fast._semaphore.callers import Permits, ThreadCallers
@@ -68,6 +69,11 @@ class _PermitLock(Lock):
     def limit_to(self, limit: int) -> None:
         """Set how many may hold."""
         self._attempt_kind = acquire_permit(limit)
+
+    def _set_options(self, options: Any, adaptive: Any) -> None:
+        super()._set_options(options, adaptive)
+        if self._options is not None:
+            self._options.observers = of_semaphore(self._options.observers)
 
     def _new_owner(self) -> Any:
         return SoleOwner()

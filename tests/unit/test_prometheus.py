@@ -38,9 +38,9 @@ def test_a_histogram_is_exposed_as_one_of_prometheus_client(
     reference = Histogram(ACQUIRE.prometheus_name, ACQUIRE.text, ACQUIRE.labels, registry=theirs, buckets=BOUNDS_S)
     assert generate(ours) == generate(theirs)
     for made in (histogram, reference):
-        made.labels("a", "acquired")
+        made.labels("a", "lock", "acquired")
         for value in VALUES:
-            made.labels("b", "error").observe(value)
+            made.labels("b", "lock", "error").observe(value)
     assert generate(ours) == generate(theirs)
     with pytest.raises(ValueError, match="Duplicated"):
         ours.register(_Histogram(ACQUIRE))

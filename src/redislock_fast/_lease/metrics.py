@@ -26,11 +26,13 @@ __all__ = [
     "FailureMetrics",
     "Metrics",
     "Observer",
+    "ObserverByKind",
     "Wait",
     "WaitMode",
     "install",
     "installed",
     "next_serial",
+    "of_semaphore",
     "report",
     "report_call",
     "report_end_later",
@@ -161,6 +163,21 @@ class Observer(FailureMetrics, Protocol):
 
     def record_renewal_failure(self, name: str | bytes) -> None:
         """A renewal has got no reply. It is tried again until the lease ends."""
+
+
+class ObserverByKind:
+    """An object to install that has another one get the reports of semaphores.
+
+    Attributes:
+        of_semaphores: that object.
+    """
+
+    of_semaphores: Any
+
+
+def of_semaphore(observers: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What gets the reports of a semaphore's permits where these objects get those of a lock."""
+    return tuple(one.of_semaphores if isinstance(one, ObserverByKind) else one for one in observers)
 
 
 next_serial = itertools.count(1).__next__

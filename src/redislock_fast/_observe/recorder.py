@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from redislock_fast._lease.metrics import report_waiting
+from redislock_fast._lease.metrics import ObserverByKind, report_waiting
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason
@@ -46,22 +46,20 @@ class Metric(NamedTuple):
         return self.name.replace(".", "_") + ("_seconds" if self.unit == "s" else "")
 
 
+_OF = ("name", "kind")
+
 ACQUIRE = Metric(
-    "redislock.acquire.duration", "histogram", "s", ("name", "result"), "From the call of acquire to its result"
+    "redislock.acquire.duration", "histogram", "s", (*_OF, "result"), "From the call of acquire to its result"
 )
-HOLD = Metric("redislock.hold.duration", "histogram", "s", ("name",), "From the acquire to the release")
-HELD = Metric("redislock.held", "gauge", "{lock}", ("name",), "Locks that this process holds")
-WAITING = Metric("redislock.waiting", "gauge", "{caller}", ("name",), "Callers in this process that wait for a lock")
-LOST = Metric("redislock.lost", "counter", "{lock}", ("name", "reason"), "Locks that were lost before their release")
-RENEWAL_FAILURES = Metric("redislock.renewal.failures", "counter", "{renewal}", ("name",), "Renewals that got no reply")
+HOLD = Metric("redislock.hold.duration", "histogram", "s", _OF, "From the acquire to the release")
+HELD = Metric("redislock.held", "gauge", "{lock}", _OF, "Locks and permits that this process holds")
+WAITING = Metric("redislock.waiting", "gauge", "{caller}", _OF, "Callers in this process that wait for a lock")
+LOST = Metric("redislock.lost", "counter", "{lock}", (*_OF, "reason"), "Locks that were lost before their release")
+RENEWAL_FAILURES = Metric("redislock.renewal.failures", "counter", "{renewal}", _OF, "Renewals that got no reply")
 HAND_OVERS = Metric(
-    "redislock.handovers",
-    "counter",
-    "{handover}",
-    ("name",),
-    "Waits that ended because the holder handed the lock over",
+    "redislock.handovers", "counter", "{handover}", _OF, "Waits that ended because the holder handed the lock over"
 )
-WAITS = Metric("redislock.waits", "counter", "{wait}", ("name", "mode"), "Completed waits, by mode")
+WAITS = Metric("redislock.waits", "counter", "{wait}", (*_OF, "mode"), "Completed waits, by mode")
 
 METRICS = (ACQUIRE, HOLD, HELD, WAITING, LOST, RENEWAL_FAILURES, HAND_OVERS, WAITS)
 
@@ -146,18 +144,18 @@ class _Observers(dict["str | None", Callable[[float], object]]):
     Each is asked for when there is a first duration: it is exposed from then on.
     """
 
-    def __init__(self, output: Output, label: str) -> None:
+    def __init__(self, output: Output, labels: tuple[str, str]) -> None:
         self._output = output
-        self._label = label
+        self._labels = labels
 
     def __missing__(self, result: str | None) -> Callable[[float], object]:
-        metric, labels = (HOLD, (self._label,)) if result is None else (ACQUIRE, (self._label, result))
+        metric, labels = (HOLD, self._labels) if result is None else (ACQUIRE, (*self._labels, result))
         observer = self[result] = self._output.observer(metric, labels)
         return observer
 
 
-class Recorder(patching.Adaptable):
-    """Records the reports of locks; an `Observer`.
+class Recorder(ObserverByKind, patching.Adaptable):
+    """Records the reports of locks; an `Observer`. Another one records those of semaphores, for the same output.
 
     A gauge is the number of holdings or waits that have begun and not ended, each by its serial: one that is reported
     twice, since an interrupt came in between, counts once.
@@ -169,9 +167,17 @@ class Recorder(patching.Adaptable):
         output: where the values go.
         name_template: makes the label `name` of a lock's name, always the same. There are 100 values at most; then it
             is "other".
+        kind: of what it records.
     """
 
-    def __init__(self, output: Output, name_template: Callable[[str], str] = prefix_of) -> None:
+    def __init__(
+        self,
+        output: Output,
+        name_template: Callable[[str], str] = prefix_of,
+        kind: Literal["lock", "semaphore"] = "lock",
+    ) -> None:
+        self._kind = kind
+        self.of_semaphores = self if kind == "semaphore" else Recorder(output, name_template, "semaphore")
         self._output = output
         self._name_template = name_template
         self._observers: dict[str, _Observers] = {}
@@ -192,30 +198,35 @@ class Recorder(patching.Adaptable):
         self._gauges = {metric: {label: {} for label in counts} for metric, counts in self._gauges.items()}
         self._is_stale = True
 
-    def values(self, metric: Metric) -> list[tuple[str, int]]:
-        """The values of a gauge, by `name`."""
+    def values(self, metric: Metric) -> list[tuple[tuple[str, str], int]]:
+        """The values of a gauge by its labels, also those of semaphores."""
         fork.generation()  # has the parent's forgotten in a child
         report_waiting()
-        return [(label, len(serials)) for label, serials in list(self._gauges[metric].items())]
+        return [
+            ((label, recorder._kind), len(serials))  # noqa: SLF001  # of this very class
+            for recorder in (self, self.of_semaphores)
+            for label, serials in list(recorder._gauges[metric].items())  # noqa: SLF001  # as above
+        ]
 
     def refresh(self) -> None:
-        """Set all gauges of the output."""
+        """Set all gauges of the output, also those of semaphores."""
         fork.generation()
         report_waiting()
-        with self._mutex:
-            self._set_all()
+        for recorder in (self, self.of_semaphores):
+            with recorder._mutex:  # noqa: SLF001  # of this very class
+                recorder._set_all()  # noqa: SLF001  # as above
 
     def _set_all(self) -> None:
         self._is_stale = False
         for metric, counts in self._gauges.items():
             for label, serials in list(counts.items()):  # a signal handler may report
-                self._output.set(metric, (label,), len(serials))
+                self._output.set(metric, (label, self._kind), len(serials))
 
     def _set(self, metric: Metric, label: str) -> None:
         with self._mutex:
             if self._is_stale:
                 self._set_all()
-            self._output.set(metric, (label,), len(self._gauges[metric][label]))
+            self._output.set(metric, (label, self._kind), len(self._gauges[metric][label]))
 
     def _find_label(self, name: str | bytes) -> str:
         label = str(self._name_template(name.decode(errors="replace") if isinstance(name, bytes) else str(name)))
@@ -223,7 +234,7 @@ class Recorder(patching.Adaptable):
             label = _OTHER
         if label not in self._observers:
             self._begin_counts(label)
-            self._observers.setdefault(label, _Observers(self._output, label))
+            self._observers.setdefault(label, _Observers(self._output, (label, self._kind)))
         return label
 
     def _find_observers(self, name: str | bytes) -> _Observers:
@@ -232,8 +243,8 @@ class Recorder(patching.Adaptable):
     def _begin_counts(self, label: str) -> None:
         """Expose at 0 what alerts take the increase of: there is none from a counter that begins at 1."""
         for reason in LossReason:
-            self._output.count(LOST, (label, reason.name.lower()), 0)
-        self._output.count(RENEWAL_FAILURES, (label,), 0)
+            self._output.count(LOST, (label, self._kind, reason.name.lower()), 0)
+        self._output.count(RENEWAL_FAILURES, (label, self._kind), 0)
 
     def _begin(self, metric: Metric, name: str | bytes, serial: int) -> None:
         label = self._label(name)
@@ -276,7 +287,7 @@ class Recorder(patching.Adaptable):
 
     def record_loss(self, name: str | bytes, hold_s: float, reason: LossReason) -> None:  # noqa: ARG002
         """Record a loss."""
-        self._output.count(LOST, (self._label(name), reason.name.lower()))
+        self._output.count(LOST, (self._label(name), self._kind, reason.name.lower()))
 
     def record_holding(self, name: str | bytes, serial: int, held: bool) -> None:
         """Record the begin or the end of a holding."""
@@ -293,10 +304,10 @@ class Recorder(patching.Adaptable):
         """Record that a caller waits no more."""
         if self._end(WAITING, name, serial):
             label = self._label(name)
-            self._output.count(WAITS, (label, mode))
+            self._output.count(WAITS, (label, self._kind, mode))
             if handed_over:
-                self._output.count(HAND_OVERS, (label,))
+                self._output.count(HAND_OVERS, (label, self._kind))
 
     def record_renewal_failure(self, name: str | bytes) -> None:
         """Record a renewal that got no reply."""
-        self._output.count(RENEWAL_FAILURES, (self._label(name),))
+        self._output.count(RENEWAL_FAILURES, (self._label(name), self._kind))

@@ -76,7 +76,7 @@ for guarded in (lock_if_possible, lock_here_at_least):
 import prometheus_client
 with lock:
     pass
-labels = {"name": "invoice", "result": "acquired"}
+labels = {"name": "invoice", "kind": "lock", "result": "acquired"}
 assert prometheus_client.REGISTRY.get_sample_value("redislock_acquire_duration_seconds_count", labels) == 1
 redislock_fast.prometheus.uninstall()
 redislock_fast.log_waits()

@@ -22,12 +22,12 @@ class Exposed:
         self.registry = CollectorRegistry()
 
     def value(self, metric: str, name: str = "name", **labels: str) -> float:
-        """The value of a metric; 0 where it has not been recorded."""
-        return self.registry.get_sample_value(f"redislock_{metric}", {"name": name, **labels}) or 0.0
+        """The value of a metric, of locks without the label `kind`; 0 where it has not been recorded."""
+        return self.registry.get_sample_value(f"redislock_{metric}", {"name": name, "kind": "lock", **labels}) or 0.0
 
-    def acquired(self, result: str = "acquired") -> float:
+    def acquired(self, result: str = "acquired", **labels: str) -> float:
         """How many acquires had this result."""
-        return self.value("acquire_duration_seconds_count", result=result)
+        return self.value("acquire_duration_seconds_count", result=result, **labels)
 
     @property
     def held(self) -> float:

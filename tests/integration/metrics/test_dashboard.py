@@ -112,7 +112,7 @@ def problems(query: str, samples: dict[str, list[dict[str, str]]]) -> Iterator[s
 
 
 def test_all_queries_are_found() -> None:
-    assert (len([*queries_of_the_dashboard()]), len([*queries_of_the_alerts()])) == (11, 6)
+    assert (len([*queries_of_the_dashboard()]), len([*queries_of_the_alerts()])) == (12, 6)
     assert (FOLDER / "alerts.yaml").read_text().count("expr:") == 6
 
 

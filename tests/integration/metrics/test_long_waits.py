@@ -132,18 +132,16 @@ def test_a_long_wait_for_a_redlock_is_logged(
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize(
-    ("limit", "told"), [(1, HERE), (3, f"{HERE}, {HERE}, {HERE}"), (5, f"{HERE}, {HERE}, {HERE} and 2 more")]
-)
+@pytest.mark.parametrize(("limit", "more"), [(1, ""), (3, ""), (5, " and 2 more")])
 @pytest.mark.parametrize("denied", [[], ["-subscribe"]], ids=["queue", "no queue"])
 def test_a_long_wait_for_a_permit_is_logged_with_some_holders(
-    logged: Logged, callers: Callers, valkey: Server, acl_user: MakeUser, limit: int, told: str, denied: list[str]
+    logged: Logged, callers: Callers, valkey: Server, acl_user: MakeUser, limit: int, more: str, denied: list[str]
 ) -> None:
     client = callers.client(valkey.port, **acl_user(valkey, *denied).options())
     semaphore = callers.package.Semaphore(client, "name", limit, timeout=FAR_S, sleep=0.02)
     permits = [callers.run(semaphore.acquire) for _ in range(limit)]
     answer = callers.begin(semaphore.acquire)
-    logged.until_told(told, "semaphore 'name'")
+    logged.until_told(", ".join([HERE] * min(limit, 3)) + more, "semaphore 'name'")
     callers.run(permits.pop().release)
     for permit in [*permits, answer.result(PATIENCE_S)]:
         callers.run(permit.release)

@@ -24,7 +24,7 @@ import redislock_fast.prometheus
 def show():
     registry = CollectorRegistry()
     MultiProcessCollector(registry)
-    of = {"name": "name"}
+    of = {"name": "name", "kind": "lock"}
     print(
         registry.get_sample_value("redislock_held", of),
         registry.get_sample_value("redislock_acquire_duration_seconds_count", {**of, "result": "acquired"}),

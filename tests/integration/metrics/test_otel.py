@@ -47,16 +47,22 @@ def test_a_contended_lock_is_recorded(
     answer = holders.make(valkey.port, "name:1", **LATE).acquire()
     until_queued(connect(valkey.port), "name:1", 1)
     gauges = recorded()
-    assert [(point.value, point.attributes) for point in gauges["redislock.held"]] == [(1, {"name": "name"})]
-    assert [(point.value, point.attributes) for point in gauges["redislock.waiting"]] == [(1, {"name": "name"})]
+    assert [(point.value, point.attributes) for point in gauges["redislock.held"]] == [
+        (1, {"name": "name", "kind": "lock"})
+    ]
+    assert [(point.value, point.attributes) for point in gauges["redislock.waiting"]] == [
+        (1, {"name": "name", "kind": "lock"})
+    ]
     holder.release()
     assert answer.result(PATIENCE_S) is True
     points = recorded()
     assert [point.value for point in points["redislock.waiting"]] == [0]
     assert [point.value for point in points["redislock.handovers"]] == [1]
-    assert [point.attributes for point in points["redislock.waits"]] == [{"name": "name", "mode": "queue"}]
+    assert [point.attributes for point in points["redislock.waits"]] == [
+        {"name": "name", "kind": "lock", "mode": "queue"}
+    ]
     (acquired,) = points["redislock.acquire.duration"]
-    assert (acquired.count, acquired.attributes) == (2, {"name": "name", "result": "acquired"})
+    assert (acquired.count, acquired.attributes) == (2, {"name": "name", "kind": "lock", "result": "acquired"})
     assert acquired.explicit_bounds[0] == 0.0005
     assert [point.count for point in points["redislock.hold.duration"]] == [1]
     assert {point.attributes["reason"]: point.value for point in points["redislock.lost"]} == dict.fromkeys(REASONS, 0)
@@ -69,7 +75,7 @@ def test_both_outputs_may_be_used_at_once(recorded: Callable[[], Points], holder
     holders.hold(valkey.port, timeout=FAR_S)
     redislock_fast.prometheus.uninstall()
     assert [point.value for point in recorded()["redislock.held"]] == [1]
-    assert registry.get_sample_value("redislock_held", {"name": "name"}) is None
+    assert registry.get_sample_value("redislock_held", {"name": "name", "kind": "lock"}) is None
 
 
 PROGRAM = """

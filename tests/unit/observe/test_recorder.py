@@ -28,7 +28,7 @@ class Values:
     def __init__(self) -> None:
         self.labels: list[tuple[str, ...]] = []
         self.begun: list[tuple[str, tuple[str, ...]]] = []
-        self.gauges: dict[tuple[Metric, str], int] = {}
+        self.gauges: dict[tuple[Metric, str, str], int] = {}
 
     def observer(self, _metric: Metric, labels: tuple[str, ...]) -> Callable[[float], object]:
         return lambda _: self.labels.append(labels)
@@ -40,7 +40,8 @@ class Values:
             self.begun.append((metric.name, labels))
 
     def set(self, metric: Metric, labels: tuple[str, ...], value: int) -> None:
-        self.gauges[metric, labels[0]] = value
+        name, kind = labels
+        self.gauges[metric, name, kind] = value
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,8 @@ def test_names_are_bounded_in_number() -> None:
         recorder.record_release(f"name-{number}:1", 1.0, True)
     recorder.record_release(b"name-3:2", 1.0, True)
     assert len(set(values.labels)) == 101
-    assert values.labels[99:101] == [("name-99",), ("other",)]
-    assert values.labels[-1] == ("name-3",)
+    assert values.labels[99:101] == [("name-99", "lock"), ("other", "lock")]
+    assert values.labels[-1] == ("name-3", "lock")
 
 
 def test_losses_and_failed_renewals_of_each_name_begin_at_0_once() -> None:
@@ -73,8 +74,8 @@ def test_losses_and_failed_renewals_of_each_name_begin_at_0_once() -> None:
         begun
         for name in names
         for begun in (
-            *(("redislock.lost", (name, reason)) for reason in reasons),
-            ("redislock.renewal.failures", (name,)),
+            *(("redislock.lost", (name, "lock", reason)) for reason in reasons),
+            ("redislock.renewal.failures", (name, "lock")),
         )
     ]
 
@@ -82,7 +83,20 @@ def test_losses_and_failed_renewals_of_each_name_begin_at_0_once() -> None:
 def test_a_template_of_the_users_makes_the_names() -> None:
     values = Values()
     Recorder(values, lambda name: name.upper()).record_release(b"a:1", 1.0, True)
-    assert values.labels == [("A:1",)]
+    assert values.labels == [("A:1", "lock")]
+
+
+def test_locks_and_semaphores_of_one_name_are_told_apart() -> None:
+    values = Values()
+    values.sets_gauges = False
+    recorder = Recorder(values)
+    for kind in (recorder, recorder.of_semaphores):
+        kind.record_holding("a", 1, True)
+        kind.record_renewal_failure("a")
+    assert values.labels == [("a", "lock"), ("a", "semaphore")]
+    assert recorder.values(HELD) == [(("a", "lock"), 1), (("a", "semaphore"), 1)]
+    recorder.refresh()
+    assert (values.gauges[HELD, "a", "lock"], values.gauges[HELD, "a", "semaphore"]) == (1, 1)
 
 
 def test_a_gauge_starts_anew_in_a_forked_child() -> None:
@@ -92,7 +106,7 @@ def test_a_gauge_starts_anew_in_a_forked_child() -> None:
     recorder.record_wait_started("b", 2)
     recorder.forget()
     recorder.record_holding("c", 3, True)
-    assert {(metric.name, name): value for (metric, name), value in values.gauges.items()} == {
+    assert {(metric.name, name): value for (metric, name, _), value in values.gauges.items()} == {
         ("redislock.held", "a"): 0,
         ("redislock.held", "c"): 1,
         ("redislock.waiting", "b"): 0,
@@ -107,7 +121,7 @@ def test_an_end_that_is_reported_twice_or_alone_counts_once() -> None:
     for serial in (1, 1, 7):
         recorder.record_holding("a", serial, False)
         recorder.record_wait_ended("a", serial, "queue", True)
-    assert [("a", 1)] == recorder.values(HELD)
+    assert [(("a", "lock"), 1)] == recorder.values(HELD)
     assert [] == values.labels
 
 
@@ -124,7 +138,7 @@ def test_an_end_that_is_interrupted_counts() -> None:
     for held in (True, False):
         with pytest.raises(KeyboardInterrupt):
             recorder.record_holding("a", 1, held)
-    assert [("a", 0)] == recorder.values(HELD)
+    assert [(("a", "lock"), 0)] == recorder.values(HELD)
 
 
 def test_an_end_that_is_interrupted_is_set_with_the_next_report() -> None:
@@ -136,7 +150,7 @@ def test_an_end_that_is_interrupted_is_set_with_the_next_report() -> None:
         recorder.record_holding("a", 1, False)
     del values.set
     recorder.record_holding("b", 2, True)
-    assert {name: value for (_, name), value in values.gauges.items()} == {"a": 0, "b": 1}
+    assert {name: value for (_, name, _), value in values.gauges.items()} == {"a": 0, "b": 1}
 
 
 def test_gauges_are_not_set_for_an_output_that_reads_them() -> None:
@@ -144,7 +158,7 @@ def test_gauges_are_not_set_for_an_output_that_reads_them() -> None:
     values.sets_gauges = False
     recorder = Recorder(values)
     recorder.record_holding("a", 1, True)
-    assert ({}, [("a", 1)]) == (values.gauges, recorder.values(HELD))
+    assert ({}, [(("a", "lock"), 1)]) == (values.gauges, recorder.values(HELD))
 
 
 def test_a_name_whose_label_is_known_is_not_looked_at_again() -> None:
@@ -185,7 +199,7 @@ def test_an_acquire_that_is_interrupted_is_no_error() -> None:
     recorder = Recorder(values)
     for error in (None, ValueError(), KeyboardInterrupt()):
         recorder.record_failure("a", 1.0, 1, error)
-    assert [labels[1] for labels in values.labels] == ["not_acquired", "error", "cancelled"]
+    assert [labels[2] for labels in values.labels] == ["not_acquired", "error", "cancelled"]
 
 
 def test_prometheus_names_are_those_of_opentelemetrys_exporter() -> None:
@@ -199,4 +213,4 @@ def test_prometheus_names_are_those_of_opentelemetrys_exporter() -> None:
         "redislock_handovers",
         "redislock_waits",
     }
-    assert WAITS.labels == ("name", "mode")
+    assert WAITS.labels == ("name", "kind", "mode")
