@@ -19,13 +19,13 @@ import redis.asyncio
 
 import redislock_fast
 import redislock_fast.asyncio
-from redislock_fast import Lock
+from redislock_fast import Lock, LockLostError
 from redislock_fast.profiling import Profile
 from redislock_fast.server import Server
 from tests.conftest import Connect, Servers
 from tests.support.forks import InFork
-from tests.support.helpers import in_thread, start, wait_until
-from tests.support.waiting import LATE, until_queued
+from tests.support.helpers import PATIENCE_S, in_thread, start, wait_until
+from tests.support.waiting import FAR_S, LATE, Callers, until_queued
 from tests.support.worlds import World
 
 COUNTS = ("acquisitions", "failures", "losses")
@@ -119,6 +119,27 @@ def test_a_wait_counts_for_the_site_of_the_holder(world: World, client: redis.Re
     assert 0 < blocked_s <= found["waited_max_s"]
     assert found["sites"][0]["held_s"] == found["held_s"] > 0
     assert found["sites"][0]["blocked_s"] == blocked_s
+
+
+def test_permits_are_profiled(callers: Callers, valkey: Server, client: redis.Redis) -> None:
+    with redislock_fast.profile() as report:
+        semaphore = callers.package.Semaphore(callers.client(valkey.port), "name", 2, timeout=FAR_S)
+        first, second = (callers.run(semaphore.acquire) for _ in range(2))
+        assert callers.run(lambda: semaphore.acquire(blocking=False)) is None
+        waiting = callers.begin(semaphore.acquire)
+        until_queued(client, "name", 1)
+        callers.run(first.release)
+        for permit in (second, waiting.result(PATIENCE_S)):
+            callers.run(permit.release)
+        lost = callers.run(semaphore.acquire)
+        client.delete("name")
+        with pytest.raises(LockLostError):
+            callers.run(lost.release)
+    assert counts(report) == {"name": (4, 1, 1)}
+    (site,) = lock_of(report)["sites"]
+    assert site["acquisitions"] == 4
+    assert site["blocked_s"] > 0
+    assert lock_of(report)["held_max_s"] < lock_of(report)["held_s"] == site["held_s"]
 
 
 @pytest.mark.usefixtures("world")
@@ -314,6 +335,31 @@ def test_an_acquire_that_fails_without_waiting_has_no_order(
         taken.release()
         nest("ba")
     assert cycles(report) == []
+
+
+def test_permits_of_one_semaphore_have_no_order(client: redis.Redis) -> None:
+    with redislock_fast.profile() as report:
+        semaphores = [redislock_fast.Semaphore(client, "a", 3), redislock_fast.Semaphore(client, "a", 3)]
+        for one, other in (semaphores, reversed(semaphores)):
+            with one, other, one:
+                pass
+    assert (counts(report), report.as_dict()["deadlocks"]) == ({"a": (6, 0, 0)}, [])
+
+
+@pytest.mark.parametrize("released", [0, 1], ids=["first", "last"])
+def test_a_permit_beside_another_one_has_an_order_while_it_is_held(client: redis.Redis, released: int) -> None:
+    with redislock_fast.profile() as report:
+        semaphore, lock = redislock_fast.Semaphore(client, "a", 3), Lock(client, "b", **LATE)
+        permits: list[Any] = [semaphore.acquire() for _ in range(2)]
+        with lock, semaphore:
+            pass
+        permits.pop(released).release()
+        held = report.as_dict()["deadlocks"]
+        in_thread(permits.pop().release)
+        with lock:
+            pass
+    assert [order["count"] for order in held[0]] == [1, 1]
+    assert [order["count"] for order in report.as_dict()["deadlocks"][0]] == [1, 1]  # none by the last block
 
 
 @pytest.mark.usefixtures("world")

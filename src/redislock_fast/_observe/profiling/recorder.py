@@ -16,9 +16,10 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from redislock_fast._lease.metrics import ObserverByKind
 from redislock_fast._lease.owner import current_task
 from redislock_fast._observe.profiling.orders import Orders, cycles_of
-from redislock_fast._observe.profiling.records import Holding, Records
+from redislock_fast._observe.profiling.records import Holding, LockRecord, Records
 from redislock_fast._util import fork, patching
 from redislock_fast._util.times import clock
 
@@ -47,19 +48,25 @@ class _CallerRecord:
     """The activity of one thread or task.
 
     Attributes:
-        held: what it holds, by name; the 64 that were acquired last.
+        held: the 64 holdings that began last: a lock's by its name, a permit's by its serial.
         waits_for: the name of the lock that it waits for; None where it does not wait.
     """
 
     __slots__ = ("held", "waits_for")
 
     def __init__(self) -> None:
-        self.held: dict[str, Holding] = {}
+        self.held: dict[str | int, Holding] = {}
         self.waits_for: str | None = None
 
+    def hold(self, key: str | int, holding: Holding) -> None:
+        """Note what it holds from now on."""
+        self.held[key] = holding
+        if len(self.held) > MOST_HELD:
+            del self.held[next(iter(self.held))]
 
-class Recorder(patching.Adaptable):
-    """Gets the reports of locks, with methods of `Observer`.
+
+class Recorder(ObserverByKind, patching.Adaptable):
+    """Gets the reports of locks, with methods of `Observer`, and by `of_semaphores` those of permits.
 
     Attributes:
         ended: whether the profile is over; what is reported later does not count.
@@ -68,6 +75,7 @@ class Recorder(patching.Adaptable):
     def __init__(self) -> None:
         self.ended = False
         self._lasted_s = 0.0
+        self.of_semaphores = _OfSemaphores(self)
         self.forget()
         fork.forget_in_child(self)
         patching.adapt_later(self)
@@ -106,15 +114,26 @@ class Recorder(patching.Adaptable):
             return
         text, site = _text(name), _call_site()
         with self._mutex:
-            now, caller = clock(), self._caller()
-            record = self._records.of(text)
-            record.note_wait(seconds, now)
-            if caller.waits_for != text:
-                self._note_orders(caller, text, site)
-            caller.waits_for = None
-            caller.held[text] = record.begin(text, site, now)
-            if len(caller.held) > MOST_HELD:
-                del caller.held[next(iter(caller.held))]
+            now = clock()
+            caller, record = self._note_acquisition(text, site, seconds, now)
+            caller.hold(text, record.begin(text, site, now))
+
+    def record_permit(self, name: Any, seconds: float) -> None:
+        """A permit was acquired by the caller. Its holding is reported with its serial."""
+        if self.ended:
+            return
+        text, site = _text(name), _call_site()
+        with self._mutex:
+            _, record = self._note_acquisition(text, site, seconds, clock())
+            record.count(site)
+
+    def _note_acquisition(self, text: str, site: str, seconds: float, now: float) -> tuple[_CallerRecord, LockRecord]:
+        caller, record = self._caller(), self._records.of(text)
+        record.note_wait(seconds, now)
+        if caller.waits_for != text:
+            self._note_orders(caller, text, site)
+        caller.waits_for = None
+        return caller, record
 
     def record_failure(self, name: Any, seconds: float, attempts: int, error: BaseException | None) -> None:  # noqa: ARG002
         """A lock was not acquired by the caller. Had it not waited, it could not have been in a deadlock."""
@@ -148,6 +167,20 @@ class Recorder(patching.Adaptable):
             if holding is not None:
                 holding.ended = holding.ended or clock()
 
+    def record_permit_holding(self, name: Any, serial: int, held: bool) -> None:
+        """A permit is held by the caller, or by whoever has held it no more."""
+        if self.ended:
+            return
+        text, site = _text(name), _call_site()
+        with self._mutex:
+            now, caller, record = clock(), self._caller(), self._records.of(text)
+            if held:
+                caller.hold(serial, record.begin_beside(text, site, now, serial))
+                return
+            holding = caller.held.pop(serial, None) or record.held_as(serial)
+            if holding is not None:
+                record.end(holding, now - holding.begun, now)
+
     def record_loss(self, name: Any, hold_s: float, reason: LossReason) -> None:  # noqa: ARG002
         """A lock was found to be lost. Its holding ends when it is released, or acquired by another caller."""
         if self.ended:
@@ -177,11 +210,44 @@ class Recorder(patching.Adaptable):
 
     def _note_orders(self, caller: _CallerRecord, name: str, site: str) -> None:
         """Note what the caller holds while it acquires this lock. What has ended elsewhere is held no more."""
-        for holding in list(caller.held.values()):
+        sites: dict[str, str] = {}
+        for key, holding in list(caller.held.items()):
             if holding.ended is not None:
-                caller.held.pop(holding.name, None)
+                caller.held.pop(key, None)
             elif holding.name != name:
-                self._orders.note(holding.name, holding.site, name, site)
+                sites.setdefault(holding.name, holding.site)
+        for held, held_site in sites.items():
+            self._orders.note(held, held_site, name, site)
+
+
+class _OfSemaphores:
+    """Gets the reports of permits for a `Recorder`, with methods of `Observer`.
+
+    A caller may hold several permits of one semaphore, so each is known by its serial.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def record_wait_started(self, name: Any, serial: int) -> None:
+        """The caller begins to wait for a permit."""
+        self._recorder.record_wait_started(name, serial)
+
+    def record_acquisition(self, name: Any, seconds: float, attempts: int) -> None:  # noqa: ARG002  # as above
+        """A permit was acquired by the caller."""
+        self._recorder.record_permit(name, seconds)
+
+    def record_failure(self, name: Any, seconds: float, attempts: int, error: BaseException | None) -> None:
+        """No permit was acquired by the caller."""
+        self._recorder.record_failure(name, seconds, attempts, error)
+
+    def record_holding(self, name: Any, serial: int, held: bool) -> None:
+        """A permit is held, or not any more."""
+        self._recorder.record_permit_holding(name, serial, held)
+
+    def record_loss(self, name: Any, hold_s: float, reason: LossReason) -> None:
+        """A permit was found to be lost."""
+        self._recorder.record_loss(name, hold_s, reason)
 
 
 def _text(name: Any) -> str:

@@ -63,12 +63,14 @@ class Holding:
         name: of the lock.
         site: where it was acquired.
         begun: when, in the clock's seconds.
+        serial: of a permit's holding; 0 for a lock.
         ended: when it was over, as far as is known by now; None before.
     """
 
-    __slots__ = ("begun", "ended", "name", "site")
+    __slots__ = ("begun", "ended", "name", "serial", "site")
 
-    def __init__(self, name: str, site: str, begun: float) -> None:
+    def __init__(self, name: str, site: str, begun: float, serial: int) -> None:
+        self.serial = serial
         self.name = name
         self.site = site
         self.begun = begun
@@ -122,20 +124,27 @@ class LockRecord:
         """Count a wait that ends now, also for the sites that have held the lock meanwhile."""
         self.waits.add(seconds)
         since = now - seconds
-        for holding in reversed(tuple(self._recent)):
+        for holding in tuple(self._recent):  # not in the order of their ends where permits are held
             until = now if holding.ended is None else holding.ended
-            if until <= since:
-                break
-            self._site(holding.site).blocked_s += until - max(holding.begun, since)
+            if until > since:
+                self._site(holding.site).blocked_s += until - max(holding.begun, since)
 
-    def begin(self, name: str, site: str, now: float) -> Holding:
-        """Count a holding that begins now. The one before it is over: its release may be recorded later."""
+    def count(self, site: str) -> None:
+        """Count an acquisition."""
         self.acquisitions += 1
         self._site(site).acquisitions += 1
+
+    def begin(self, name: str, site: str, now: float) -> Holding:
+        """Count a holding of a lock that begins now. The one before it is over: its release may be recorded later."""
+        self.count(site)
         before = self.held()
         if before is not None:
             before.ended = now
-        holding = Holding(name, site, now)
+        return self.begin_beside(name, site, now)
+
+    def begin_beside(self, name: str, site: str, now: float, serial: int = 0) -> Holding:
+        """Begin a holding beside others."""
+        holding = Holding(name, site, now, serial)
         self._recent.append(holding)
         return holding
 
@@ -143,6 +152,10 @@ class LockRecord:
         """The present holding; None where there is none, as far as is known."""
         last = self._recent[-1] if self._recent else None
         return last if last is not None and last.ended is None else None
+
+    def held_as(self, serial: int) -> Holding | None:
+        """The present holding with this serial; None where there is none, as far as is known."""
+        return next((one for one in self._recent if one.serial == serial and one.ended is None), None)
 
     def end(self, holding: Holding | None, held_s: float, now: float) -> None:
         """Count a release; `holding` is None where its acquire was not recorded."""
