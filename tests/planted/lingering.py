@@ -24,6 +24,20 @@ FAULTS = (
         ),
     ),
     Fault(
+        "replies to what was given back are not read where no thread can be started",
+        "_transport/threads/lingering.py",
+        "            self._confirm_now()\n",
+        "",
+        "tests/integration/lock/test_no_threads.py::test_lock_that_cannot_be_renewed_is_not_held[{'linger': 60.0}]",
+    ),
+    Fault(
+        "what a signal handler gives back is left where no thread can be started",
+        "_transport/threads/lingering.py",
+        "            self._confirming.discard(me)\n            self.clean_up_unconfirmed()\n",
+        "            self._confirming.discard(me)\n",
+        f"{_GIVING_BACK}test_keys_are_given_up_where_no_thread_can_be_started[True]",
+    ),
+    Fault(
         "task takes a key that lingers for another event loop",
         "_transport/loop/cached.py",
         "if cached is None or not cached.cache.is_here:",
@@ -266,7 +280,7 @@ FAULTS = (
     Fault(
         "posted release is not watched",
         "_transport/threads/lingering.py",
-        "        if not (self.key_cache.is_watched or self._watcher):\n",
+        "        if not (self.key_cache.is_watched or self._watcher or self._confirming):\n",
         "        if False:\n",
         f"{_GIVING_BACK}test_release_that_has_no_reply_yet_is_watched[threads]",
     ),

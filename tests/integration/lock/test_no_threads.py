@@ -19,8 +19,9 @@ from tests.support.waiting import FAR_S, until_queued
 
 @pytest.fixture
 def client(valkey: Server, connect: Connect) -> redis.Redis:
-    """One that is connected, and whose idle renewer has ended or never was."""
+    """One that is connected, and whose idle renewer has ended or never was. Its server knows no script."""
     client = connect(valkey.port)
+    client.script_flush()
     with Lock(client, "other", timeout=FAR_S):
         pass
     return client

@@ -65,6 +65,14 @@ class _Connection:
         self.posted.append(request)
         self.takers.append(lambda replies: [on_reply(reply) for reply in replies])
 
+    def call(self, request: Args, timeout_s: float) -> Reply:
+        """Wait for the reply to a request of a thread. Those to what was posted, one each, come before it."""
+        assert request == (b"PING",)
+        assert timeout_s > 0
+        while self.takers:
+            self.takers.pop(0)([1])
+        return b"PONG"
+
 
 class _Server:
     """A transport, which is its own client."""
@@ -90,6 +98,7 @@ class _OfThreads(_Server):
     def __init__(self, kind: type[ThreadLingering] = ThreadLingering) -> None:
         super().__init__()
         self.inside: set[int] = set()
+        self.is_entered = False
         server: Any = self
         self.lingering = kind(server)
 
@@ -203,12 +212,14 @@ def test_release_that_has_no_reply_yet_is_watched(transport: Any) -> None:
     assert transport.lingering.key_cache.is_watched
 
 
-def test_keys_are_given_up_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_entered", [False, True])
+def test_keys_are_given_up_where_no_thread_can_be_started(is_entered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     transport = _OfThreads()
+    transport.is_entered = is_entered
     for name in (b"first", b"second"):
         cached = transport.lingering.key_cache.of(name)
         assert cached.try_lock()
@@ -216,6 +227,9 @@ def test_keys_are_given_up_where_no_thread_can_be_started(monkeypatch: pytest.Mo
         cached.release(clock(), linger_s=1.0)
     assert len(transport.connection.posted) == 2
     assert not transport.lingering.key_cache.is_watched
+    assert not transport.lingering.has_unconfirmed
+    cleaned_up = [(KEY, TOKEN), (KEY, TOKEN)] if is_entered else []
+    assert transport.cleaned_up == cleaned_up, "a signal handler waits for no reply"
 
 
 class _Asleep:
@@ -304,8 +318,6 @@ def test_error_does_not_end_the_watching(monkeypatch: pytest.MonkeyPatch, caplog
 def test_end_of_a_program_waits_for_what_the_watching_has_just_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = _OfThreads()
     connection = transport.connection
-    calls: list[float] = []
-    connection.call = lambda _request, timeout_s: calls.append(timeout_s)
     cached = transport.lingering.key_cache.of(KEY)
     cached.lease = lease_of(clock(), heard_by=connection)
     give_up = transport.lingering.key_cache.give_up
@@ -323,7 +335,7 @@ def test_end_of_a_program_waits_for_what_the_watching_has_just_taken_out(monkeyp
     monkeypatch.setattr("redislock_fast._transport.threads.lingering.time.sleep", lambda _: may_give_up.set())
     transport.lingering.give_back(PATIENCE_S)
     assert len(connection.posted) == 1, "the key is given up"
-    assert len(calls) == 1, "and its reply is waited for"
+    assert not connection.takers, "and its reply is waited for"
     may_give_up.set()
     sweeping.result(PATIENCE_S)
 

@@ -6,6 +6,8 @@ key is wanted, and gives it up, before any caller goes on.
 
 An operator may take a key from its holder (`redislock break`): that is heard, too, so that no other caller takes it.
 
+Where no thread can be started, nothing lingers: a caller that gives a key back waits for the replies itself.
+
 While no key lingers or is held, the thread sleeps: a caller beside a thread that reads for it takes twice as long. The
 next key wakes it. What was given back without a reply does not: the thread looks after that by itself.
 
@@ -13,7 +15,8 @@ Thread safety: any thread gives keys back. The thread that listens is the one en
 `setdefault` adds it, for one thread alone: another one ends at once. So a caller may start one too many, as after an
 interrupt. A caller wakes the thread and then looks whether it is still the entry; the thread that ends takes the entry
 out and then looks whether it was woken. A caller first adds to `_unconfirmed` and then looks at `_watcher`; the thread
-that ends looks in the other order. So no key and no reply is forgotten.
+that ends looks in the other order. So no key and no reply is forgotten. For replies, an entry of `_confirming` counts
+as such a thread: a caller that reads them itself, and takes its entry out before it looks at `_unconfirmed`.
 """
 
 from __future__ import annotations
@@ -56,6 +59,9 @@ _LONGEST_PARK_S = 0.02
 """While callers use the connection, and read all that comes, the thread stays away from it; it looks so often whether
 they do."""
 
+_CONFIRM_LIMIT_S = 1.0
+"""How long a caller waits for the replies to what it has given back where no thread can, in seconds."""
+
 _EXIT_LIMIT_S = 1.0
 """How long a program waits at its end until what lingers is given back, in seconds."""
 
@@ -92,6 +98,7 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
     def __init__(self, server: ThreadServerTransport) -> None:
         super().__init__(server, _ThreadWaiter)
         self._watcher: dict[int, threading.Lock] = {}
+        self._confirming: set[object] = set()
         self._listening_on: Any = None
         self._mailbox: Any = None
         self._used_at = 0.0
@@ -137,11 +144,38 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
         except RuntimeError:  # no thread can be started, perhaps as the interpreter ends: then nothing may linger
             self.key_cache.drop_all()
             self.key_cache.end_watching()
+            self.key_cache.drop_all()  # what another caller has let linger meanwhile
+            self._confirm_now()
 
     def _confirm_soon(self) -> None:
         self._posted_at = clock()
-        if not (self.key_cache.is_watched or self._watcher):
+        if not (self.key_cache.is_watched or self._watcher or self._confirming):
             self.key_cache.watch()
+
+    def _confirm_now(self) -> None:
+        """Wait for the replies to posted releases, and clean up the keys where none come: no thread does."""
+        me = object()
+        try:
+            self._confirming.add(me)
+            self._wait_for_replies(_CONFIRM_LIMIT_S)
+        finally:
+            self._confirming.discard(me)
+            self.clean_up_unconfirmed()
+
+    def _wait_for_replies(self, limit_s: float) -> None:
+        """Wait until each posted release has got its reply, for `limit_s` seconds at most; not in a signal handler."""
+        give_up_at = clock() + limit_s
+        connection, server, thread = self.server.connection, self.server, threading.get_ident()
+        self.clean_up_unconfirmed(None if connection is None else connection.registry)
+        if server.is_entered:
+            return
+        try:
+            server.inside.add(thread)
+            with contextlib.suppress(ConnectionBroken, NoReply):  # replies come in order, and may need another request
+                while connection is not None and self.has_unconfirmed and (left_s := give_up_at - clock()) > 0:
+                    connection.pipe.call((b"PING",), left_s)
+        finally:
+            server.inside.discard(thread)
 
     def watch_until_rest(self) -> None:
         """Listen while keys linger, unless another thread does."""
@@ -225,6 +259,7 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
     def forget(self) -> None:
         super().forget()
         self._watcher = {}
+        self._confirming = set()
 
     def resume(self) -> None:
         """After a patch, where the former thread has ended: start another one if it listened."""
@@ -239,11 +274,7 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
         self.give_up()
         while self._is_sweeping and clock() < give_up_at:  # what the watcher has just taken out is about to leave
             time.sleep(_LOOKS_AT_SWEEP_EVERY_S)
-        connection = self.server.connection
-        self.clean_up_unconfirmed(None if connection is None else connection.registry)
-        if connection is not None and self.has_unconfirmed:
-            with contextlib.suppress(ConnectionBroken, NoReply):  # replies come in order
-                connection.pipe.call((b"PING",), max(give_up_at - clock(), 0.0))
+        self._wait_for_replies(give_up_at - clock())
 
 
 _watched: weakref.WeakSet[ThreadServerTransport] = weakref.WeakSet()
