@@ -42,6 +42,10 @@ _COPIED = (
 )
 
 
+_MADE = (redislock_fast.asyncio.Batch, redislock_fast.asyncio.Lock, redislock_fast.asyncio.Permit)
+"""What methods of asyncio objects return that has coroutine methods itself."""
+
+
 def waited(answer: Any) -> Any:
     """Await an awaitable in the greenlet of a test; anything else is returned as it is."""
     if not inspect.isawaitable(answer):
@@ -130,7 +134,7 @@ class Clients:
 
 
 class Blocking:
-    """An asyncio lock, Locker or batch whose methods block."""
+    """An asyncio lock, Locker, batch, semaphore or permit whose methods block."""
 
     def __init__(self, lock: Any, clients: Clients) -> None:
         vars(self).update(_lock=lock, _clients=clients)
@@ -145,8 +149,7 @@ class Blocking:
 
     def _finished(self, answer: Any) -> Any:
         answer = waited(answer)
-        is_made = isinstance(answer, (redislock_fast.asyncio.Batch, redislock_fast.asyncio.Lock))
-        return Blocking(answer, self._clients) if is_made else answer
+        return Blocking(answer, self._clients) if isinstance(answer, _MADE) else answer
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "redis":
@@ -162,8 +165,8 @@ class Blocking:
         return hash(self._lock)
 
     def __enter__(self) -> Blocking:
-        waited(self._lock.__aenter__())
-        return self
+        entered = waited(self._lock.__aenter__())
+        return self if entered is self._lock else Blocking(entered, self._clients)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -270,6 +273,11 @@ class World:
         """A Redlock on clients for this world."""
         lock = self.ours.Redlock(clients, name, **settings)
         return lock if self.in_threads else Blocking(lock, self._clients)
+
+    def semaphore(self, client: Any, limit: int = 2, name: str | bytes = "name", **settings: Any) -> Any:
+        """A semaphore on a client for this world."""
+        semaphore = self.ours.Semaphore(client, name, limit, **settings)
+        return semaphore if self.in_threads else Blocking(semaphore, self._clients)
 
     def locker(self, client: Any) -> Any:
         """A Locker on a client for this world."""
