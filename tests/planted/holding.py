@@ -118,7 +118,7 @@ FAULTS = (
     Fault(
         "lock that was only noted is not released when it is dropped",
         "_lease/note.py",
-        "            renewer.drop(held[0], held[:2])",
+        "            renewer.drop(held[0], held[1], held[:2])",
         "            pass",
         "tests/integration/holding/test_noted.py::test_dropped_lock_that_was_noted_is_released[threads]",
     ),

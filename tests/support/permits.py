@@ -5,16 +5,16 @@ Nothing here asserts what a semaphore should do, and every wait is on a conditio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import redis
-
+from redislock_fast._protocol import permits
 from redislock_fast._protocol.keys import permit_keys
 from redislock_fast._protocol.permits import AcquirePermit, ReleasePermit, Resize, acquire_permit
 from redislock_fast._protocol.scripts import FOR_PERMITS, WAIT
 from redislock_fast._util.tokens import PERMIT, TokenSource
 from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.waiting import until_queued
 
 __all__ = [
     "LIMIT_KEY",
@@ -59,8 +59,8 @@ def queue_up(world: Any, semaphores: list[Any], admin: Any, **arguments: Any) ->
     answers: list[Any] = []
     for semaphore in semaphores:
         length = admin.zcard(QUEUE) + 1
-        answers.append(world.start(lambda semaphore=semaphore: semaphore.acquire(**arguments)))
-        wait_until(lambda length=length: admin.zcard(QUEUE) == length, f"{length} wait")
+        answers.append(world.start(partial(semaphore.acquire, **arguments)))
+        until_queued(admin, "name", length)
     return answers
 
 
@@ -117,9 +117,6 @@ def run_wait(
     return client.eval(FOR_PERMITS[WAIT.sha].text, 4, "name", QUEUE, WAITERS, LIMIT_KEY, token, *words)
 
 
-def limits_logged_anew() -> Callable[[], None]:
-    """Have each operator's limit be logged again, as in a new process. Returns what does so once more."""
-    from redislock_fast._protocol import permits  # noqa: PLC0415  # its private set alone
-
+def limits_logged_anew() -> None:
+    """Have each operator's limit be logged again, as in a new process."""
     permits._differing.clear()
-    return permits._differing.clear

@@ -28,7 +28,7 @@ Held: TypeAlias = "tuple[bytes, bytes, int | None, float | None, Options, float]
 class _NoteKeeper(Protocol):
     """The renewer, as far as a note needs it."""
 
-    def drop(self, key: bytes, entry: Any) -> None:
+    def drop(self, key: bytes, token: bytes, entry: Any) -> None:
         """Clean up a lock whose object was dropped without a release, and warn."""
 
 
@@ -145,4 +145,4 @@ class Note:
         if held is None or renewer is None or self.over:
             return
         if lease is None or not (lease.record is not None or lease.over or lease.loss is not None):
-            renewer.drop(held[0], held[:2])
+            renewer.drop(held[0], held[1], held[:2])

@@ -26,7 +26,7 @@ from redislock_fast._lease.owner import Owner, ThreadOwners
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._lease.telling import told_of
 from redislock_fast._procedures.steps import Steps
-from redislock_fast._util.errors import LockLostError, LossReason, noted, shown
+from redislock_fast._util.errors import LockLostError, LossReason, noted, shown, shown_held
 from redislock_fast._util.times import (
     clock,
 )
@@ -172,7 +172,7 @@ def raise_lost(
 
 def lost_error(lock: LeaseLock, verb: str, lease: Lease) -> LockLostError:
     reason = lease.loss or LossReason.EXPIRED
-    text = f"Cannot {verb} the lock {shown(lock.name)}, which was lost: {reason}"
+    text = f"Cannot {verb} the {shown_held(lock.name, lease.token)}, which was lost: {reason}"
     return LockLostError(text, lock_name=lock.name, reason=reason)
 
 

@@ -626,7 +626,8 @@ class LockBase:
 
     def _lost_at_once(self) -> LockLostError:
         reason = LossReason.EXPIRED
-        text = f"Lost the lock {shown(self.name)} before its acquire was done"
+        what = "permit of the semaphore" if self._token_kind is PERMIT else "lock"
+        text = f"Lost the {what} {shown(self.name)} before its acquire was done"
         return LockLostError(text, lock_name=self.name, reason=reason)
 
     # ---- loss ----

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from redis.exceptions import LockError, RedisError
 
 from redislock_fast._util.errors import noted, shown
+from redislock_fast._util.tokens import is_permit
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.pipeline import Pipeline
@@ -50,8 +51,10 @@ def name_lock(step: Do, error: BaseException) -> None:
     if isinstance(error, RedisError) and not isinstance(error, LockError) and step.args:
         subject = step.args[0]
         key = subject if step.method == "enter" else getattr(subject, "key", None)
+        token = step.args[1] if step.method == "enter" else getattr(subject, "token", b"")
         if key is not None:
-            noted(error, f"of the lock {shown(key)}")
+            what = "semaphore" if is_permit(token) or getattr(subject, "of_semaphore", False) else "lock"
+            noted(error, f"of the {what} {shown(key)}")
 
 
 def all_of(operations: Sequence[Pipeline], limit_s: float | None = None) -> Do:

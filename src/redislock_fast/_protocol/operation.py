@@ -158,6 +158,7 @@ class TokenOperation:
 
     is_pipeline = False
     uses_queue = False
+    of_semaphore = False  # an operation on one permit has a token that says so
     claim: Claim | None = None
     begun: Begun | None = None
     unsettled = False

@@ -162,6 +162,8 @@ class ReleasePermit(TokenOperation):
 class _Asking(TokenOperation):
     """An operation on the whole semaphore, which concerns no token."""
 
+    of_semaphore = True
+
     def __init__(self, key: bytes) -> None:
         super().__init__(key, b"")
 

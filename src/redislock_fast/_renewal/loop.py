@@ -24,6 +24,7 @@ from redislock_fast._lease.note import Note
 from redislock_fast._lease.telling import telling
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._renewal.schedule import (
+    ON_LOST_FAILED,
     Record,
     RenewalBatch,
     Schedule,
@@ -36,7 +37,7 @@ from redislock_fast._renewal.schedule import (
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util import fork
-from redislock_fast._util.errors import LockLostError, LossReason, shown
+from redislock_fast._util.errors import LockLostError, LossReason, shown, shown_held
 from redislock_fast._util.times import clock
 
 __all__ = ["LoopRenewer", "renewer_of"]
@@ -91,13 +92,13 @@ class LoopRenewer:
         if sys.is_finalizing() or not record.was_dropped():
             return
         self._schedule.remove(record)  # it may be the last reference to other objects
-        self.drop(record.key, record.entry)
+        self.drop(record.key, record.token, record.entry)
 
-    def drop(self, key: bytes, entry: Any) -> None:
+    def drop(self, key: bytes, token: bytes, entry: Any) -> None:
         """Clean up a lock whose object was dropped without a release, and warn."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: its lock ends with its ttl
             self._loop.call_soon_threadsafe(self._clean_up, [entry])
-        warn_of_drop(key)
+        warn_of_drop(key, token)
 
     def _clean_up(self, entries: list[Any]) -> None:
         transport = self._transport()
@@ -163,10 +164,11 @@ class LoopRenewer:
                     if inspect.isawaitable(answer):
                         self._run(_logged(answer, lease, reason))
             except Exception:
-                logger.exception("on_lost failed for the lock %s, which was lost (%s).", shown(lease.key), reason)
+                logger.exception(ON_LOST_FAILED, shown_held(lease.key, lease.token), reason)
         task = None if lease.task is None or lease.over else lease.task()
         if lease.options.cancel_on_lost and task is not None and task is not asyncio.current_task():
-            name, text = None if lock is None else lock.name, f"The lock {shown(lease.key)} was lost while it was held"
+            name = None if lock is None else lock.name
+            text = f"The {shown_held(lease.key, lease.token)} was lost while it was held"
             task.cancel(LockLostError(text, lock_name=name, reason=reason))
 
     tell_apart = tell
@@ -196,7 +198,7 @@ async def _logged(answer: Any, lease: Lease, reason: LossReason) -> None:
     try:
         await answer
     except Exception:
-        logger.exception("on_lost failed for the lock %s, which was lost (%s).", shown(lease.key), reason)
+        logger.exception(ON_LOST_FAILED, shown_held(lease.key, lease.token), reason)
 
 
 class _LoopRenewers:

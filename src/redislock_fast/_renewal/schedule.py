@@ -24,10 +24,20 @@ from redislock_fast._procedures.loss import LeaseLoss, Verdict, asking_why, atte
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._util.errors import shown
+from redislock_fast._util.errors import shown_held
 from redislock_fast._util.times import clock
 
-__all__ = ["Record", "RenewalBatch", "Schedule", "due_at", "late_entries", "record_of", "renewing", "warn_of_drop"]
+__all__ = [
+    "ON_LOST_FAILED",
+    "Record",
+    "RenewalBatch",
+    "Schedule",
+    "due_at",
+    "late_entries",
+    "record_of",
+    "renewing",
+    "warn_of_drop",
+]
 
 _MOST_AT_ONCE = 1024
 """How many requests of a renewal batch are under way at once, as in a batch of locks."""
@@ -51,12 +61,13 @@ class Record(weakref.ref[Lease]):
     Attributes:
         entry: what must be cleaned up then.
         key: the lock's name on the wire.
+        token: the lock's token.
         pid: the process that may clean up.
         ticks: when the lease is due, in the schedule's milliseconds; None: it is not scheduled.
         is_over: whether the lease has ended for the renewer.
     """
 
-    __slots__ = ("entry", "is_over", "key", "pid", "ticks")
+    __slots__ = ("entry", "is_over", "key", "pid", "ticks", "token")
 
     def __new__(cls, lease: Lease, dropped: Callable[[Any], None]) -> Record:
         """Make a weak reference that calls `dropped`."""
@@ -65,6 +76,7 @@ class Record(weakref.ref[Lease]):
     def __init__(self, lease: Lease, dropped: Callable[[Any], None]) -> None:  # noqa: ARG002  # which `__new__` has
         self.entry = lease.entry
         self.key = lease.key
+        self.token = lease.token
         self.pid = os.getpid()
         self.ticks: int | None = None
         self.is_over = False
@@ -90,9 +102,13 @@ def record_of(lease: Lease, dropped: Callable[[Any], None]) -> Record:
     return record
 
 
-def warn_of_drop(key: bytes) -> None:
-    """Warn that a lock object was dropped. Where warnings are errors, this raises."""
-    warnings.warn(f"lock {shown(key)} was dropped without a release", ResourceWarning, stacklevel=2)
+ON_LOST_FAILED = "on_lost failed for the %s, which was lost (%s)."
+"""What is logged then: `shown_held`, and the reason."""
+
+
+def warn_of_drop(key: bytes, token: bytes) -> None:
+    """Warn that a lock object or a permit was dropped. Where warnings are errors, this raises."""
+    warnings.warn(f"{shown_held(key, token)} was dropped without a release", ResourceWarning, stacklevel=2)
 
 
 class Schedule:

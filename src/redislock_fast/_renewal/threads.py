@@ -36,6 +36,7 @@ from redislock_fast._lease.note import Note
 from redislock_fast._lease.telling import telling
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._renewal.schedule import (
+    ON_LOST_FAILED,
     Record,
     RenewalBatch,
     Schedule,
@@ -50,7 +51,7 @@ from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._transport.threads.starting import start_thread
 from redislock_fast._util import fork, patching
-from redislock_fast._util.errors import LossReason, shown
+from redislock_fast._util.errors import LossReason, shown, shown_held
 from redislock_fast._util.times import clock
 
 __all__ = ["Renewer", "renewer_of", "tell", "tell_in_background", "tell_wanted"]
@@ -140,7 +141,7 @@ class Renewer(patching.Adaptable):
         if sys.is_finalizing() or not record.was_dropped():
             return
         self._forget_soon(record)
-        self.drop(record.key, record.entry)
+        self.drop(record.key, record.token, record.entry)
 
     def _forget_soon(self, record: Record) -> None:
         """Have the thread take a record out of the schedule when it looks next, or now if there are many."""
@@ -179,10 +180,10 @@ class Renewer(patching.Adaptable):
             self._may_start[:] = [None]
             raise
 
-    def drop(self, key: bytes, entry: Any) -> None:
+    def drop(self, key: bytes, token: bytes, entry: Any) -> None:
         """Clean up a lock whose object was dropped without a release, and warn."""
         self._clean_up([entry])
-        warn_of_drop(key)
+        warn_of_drop(key, token)
 
     def _clean_up(self, entries: list[Any]) -> None:
         transport = self._transport()
@@ -344,7 +345,7 @@ def tell(lease: Lease, reason: LossReason) -> None:
         with telling(lease):
             on_lost(lock, reason)
     except Exception:
-        logger.exception("on_lost failed for the lock %s, which was lost (%s).", shown(lease.key), reason)
+        logger.exception(ON_LOST_FAILED, shown_held(lease.key, lease.token), reason)
 
 
 _renewers: Registry[Renewer] = Registry()

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 from redis.exceptions import LockError, LockNotOwnedError
 
-__all__ = ["LockLostError", "LossReason", "NotReplicatedError", "noted", "shown"]
+from redislock_fast._util.tokens import is_permit
+
+__all__ = ["LockLostError", "LossReason", "NotReplicatedError", "noted", "shown", "shown_held"]
 
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -16,6 +18,11 @@ _Error = TypeVar("_Error", bound=BaseException)
 def shown(name: Any) -> str:
     """A lock's name in quotes, as a str, for errors and logs."""
     return repr(name.decode(errors="backslashreplace") if isinstance(name, bytes) else str(name))
+
+
+def shown_held(name: Any, token: bytes) -> str:
+    """What is held with this token, in words: the lock of this name, or a permit of the semaphore."""
+    return f"{'permit of the semaphore' if is_permit(token) else 'lock'} {shown(name)}"
 
 
 def noted(error: _Error, note: str) -> _Error:
@@ -38,7 +45,7 @@ class LossReason(str, Enum):
     """The key holds another holder's token."""
 
     DELETED = "deleted"
-    """The key was removed before its time by DEL, FLUSHALL, eviction, or a server that lost its data."""
+    """The key, or a permit, was removed before its time by DEL, FLUSHALL, eviction or a server that lost its data."""
 
     SERVER_GONE = "server gone"
     """The server could not be reached, or did not renew the lock, until the lease ended."""

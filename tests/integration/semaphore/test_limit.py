@@ -6,6 +6,7 @@ Rules: with `LATE` no permit ends and no health check is made while a test runs:
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def test_many_callers_of_several_connections_are_never_more_than_the_limit(
                 most.append(max(len(inside), len(ends_of(valkey_client))))
                 inside.pop()
 
-    working = [world.start(lambda semaphore=semaphore: work(semaphore)) for semaphore in semaphores for _ in range(4)]
+    working = [world.start(partial(work, semaphore)) for semaphore in semaphores for _ in range(4)]
     for each in working:
         each.result(PATIENCE_S)
     assert len(most) == 160
@@ -178,7 +179,7 @@ def test_a_permit_that_was_deleted_is_granted_by_a_health_check(
     world: World, server: Server, client: redis.Redis
 ) -> None:
     semaphore = world.semaphore(world.connect(server.port), 1, timeout=FAR_S, sleep=0.05)
-    run_acquire(client, *new_tokens(1))
+    run_acquire(client, new_tokens(1)[0])
     (answer,) = queue_up(world, [semaphore], client)
     client.delete("name")
     take(answer).release()

@@ -37,7 +37,7 @@ class Renewer:
     def __init__(self) -> None:
         self.dropped: list[Any] = []
 
-    def drop(self, key: bytes, entry: Any) -> None:
+    def drop(self, key: bytes, token: bytes, entry: Any) -> None:
         """Note a lock whose object was dropped."""
         assert entry[0] == key
         self.dropped.append(entry)

@@ -20,8 +20,10 @@ local function is_free()
     return has_room_for(ARGV[2])
 end
 
+-- Of a key of another kind there is nothing to be had, and the caller only wants to leave.
 local function has_ended()
-    return has_room_for(ARGV[3])
+    size = redis.pcall('zcard', permits)
+    return type(size) == 'number' and has_room_for(ARGV[3])
 end
 
 -- Give a permit to a waiter that has left the queue. Its terms are "<ttl_ms>/<limit>". Returns false where its limit is
