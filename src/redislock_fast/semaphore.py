@@ -20,11 +20,13 @@ from redislock_fast._lease.metrics import of_semaphore
 from redislock_fast._lease.options import refuse_unknown, spelled_out
 from redislock_fast._protocol.permits import ReleasePermit, acquire_permit
 from redislock_fast._semaphore.callers import Permits, ThreadCallers
-from redislock_fast._semaphore.limiting import Limits
+from redislock_fast._semaphore.limiting import Limits, check_job
 from redislock_fast._semaphore.permit_lock import (
     SemaphoreReport,
     SoleOwner,
+    check_handle,
     limit_of,
+    lost,
     no_permit,
     not_granted,
     not_held,
@@ -32,7 +34,7 @@ from redislock_fast._semaphore.permit_lock import (
     resize,
     telling_permit,
 )
-from redislock_fast._util.errors import LockLostError, LossReason, shown
+from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.tokens import PERMIT
 from redislock_fast.lock import Lock
 
@@ -128,8 +130,7 @@ class Permit:
             return
         if not self._lock:
             raise self._released("use")
-        text = f"The permit of the semaphore {shown(self.name)} was lost: {LossReason.EXPIRED}"
-        raise LockLostError(text, lock_name=self.name)
+        raise lost(self._lock[0])
 
     def release(self) -> None:
         """Give the permit back; the first waiter gets it.
@@ -257,7 +258,6 @@ class Semaphore:
         max_hold: for how many seconds after its acquire a permit is renewed at most. None: forever.
         on_lost: called once with the permit and a `LossReason` when a permit is found to be lost,
             from a background thread, or by the release or extend that finds it out.
-        cancel_on_lost: whether the thread that acquired the permit is interrupted then.
         metrics: gets each acquisition and release; see `Metrics` and `FailureMetrics`.
 
     Raises:
@@ -380,10 +380,9 @@ class Semaphore:
 
         Raises:
             TypeError: `handle` is no `Handle`.
-            ValueError: it is of another name.
+            ValueError: it is of another name, or of a lock.
         """
-        if handle.name != self.name:
-            raise ValueError(f"the handle is of {shown(handle.name)}, not of the semaphore {shown(self.name)}")
+        check_handle(self._new_lock(), handle)
         settings = {key: value for key, value in self._settings.items() if key not in ("redis", "name", "timeout")}
         lock = _PermitLock.attach(self._settings["redis"], handle, **settings)
         lock.limit_to(self._limit)
@@ -434,7 +433,7 @@ class Semaphore:
         permit = self.acquire()
         if permit is None:
             raise not_granted(self.name)
-        self._callers.mine().entered.append(permit)
+        self._callers.enter(permit)
         return permit
 
     def __exit__(
@@ -443,8 +442,18 @@ class Semaphore:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave the permit as its own `with` block does."""
-        permit: Permit = self._callers.mine().entered.pop()
+        """Leave the permit as its own `with` block does.
+
+        Where another thread than has entered the block leaves it, and several blocks of this object are open, the
+        permit of one of the others may be released in its stead.
+
+        Raises:
+            LockLostError: the permit was lost.
+            redis.exceptions.LockError: no block is open.
+        """
+        permit: Permit | None = self._callers.leave()
+        if permit is None:
+            raise no_permit(self.name, "thread")
         permit.__exit__(exc_type, exc_value, traceback)
 
     def __repr__(self) -> str:
@@ -478,7 +487,7 @@ def limited(
         `on_full`.
 
     Raises:
-        TypeError: as for `Semaphore`.
+        TypeError: as for `Semaphore`, or for a coroutine function or a generator function.
         ValueError: as for `Semaphore`, or where the function has no such parameter.
     """
     if on_full is not None and not (settings.keys() & {"blocking", "blocking_timeout"}):
@@ -486,6 +495,7 @@ def limited(
     Semaphore(client, name, limit, **settings)  # refuses what is wrong at once
 
     def limit_job(job: Callable[_Parameters, _Result]) -> Callable[_Parameters, Any]:
+        check_job(name, job, _PermitLock._is_for_tasks)  # noqa: SLF001  # of this very module
         limits = Limits(name, job, lambda full_name: Semaphore(client, full_name, limit, **settings))
 
         @functools.wraps(job)

@@ -52,7 +52,7 @@ from redislock_fast._protocol.commands import Acquire, ReadHolder, Release
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireManyFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._util import fork, patching
-from redislock_fast._util.errors import LockLostError, LossReason, noted, shown
+from redislock_fast._util.errors import LockLostError, LossReason, noted, shown, shown_held
 from redislock_fast._util.times import (
     MOST_FAILURES,
     blocks,
@@ -62,7 +62,7 @@ from redislock_fast._util.times import (
     ttl_ms_of,
     wait_seconds,
 )
-from redislock_fast._util.tokens import LISTENS, MARKER, PERMIT, PLAIN, without_flag
+from redislock_fast._util.tokens import LISTENS, MARKER, PERMIT, PLAIN, is_permit, without_flag
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -701,6 +701,9 @@ class LockBase:
         for given in ("name", "timeout"):
             if given in settings:
                 raise TypeError(f"{cls.__name__}.attach() takes no {given!r}: the handle has it")
+        if is_permit(handle.token) != (cls._token_kind is PERMIT):
+            text = f"the handle is of the {shown_held(handle.name, handle.token)}, which another class attaches"
+            raise ValueError(text)
         lock = cls(client, handle.name, handle.timeout, **settings)
         owner = lock._mine()
         pending = PendingOwner(owner)

@@ -4,7 +4,8 @@ A caller's permits are referred to here until they are released, so that a calle
 as with `threading.Semaphore`. They are dropped, and so released in the background with a ResourceWarning, when the
 thread or task that has acquired them is gone, or the semaphore object is.
 
-Thread safety: each `Permits` is changed by atomic methods of a list alone: any thread may release a permit.
+Thread safety: each `Permits`, and `Callers.open`, is changed by atomic methods of a list or dict alone: any thread may
+release a permit.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Permits(list[Any]):
     """The permits of one caller, the latest last.
 
     Attributes:
-        entered: those of its `with` blocks, the innermost last; some may have been released in the block.
+        entered: those of its `with` blocks, the innermost last. Some may have been released in the block, or left by
+            another caller.
     """
 
     __slots__ = ("__weakref__", "entered")
@@ -35,13 +37,49 @@ class Permits(list[Any]):
         self.entered: list[Any] = []
 
 
-class ThreadCallers:
+class Callers:
+    """The permits of all callers of one semaphore object.
+
+    A block may be left by another thread or task than has entered it: a generator is closed anywhere. Such a caller
+    takes the permit of any open block, so that each block's end gives one permit back, and no block is without one.
+
+    Attributes:
+        open: the permits of all open blocks, by the order in which they were entered. They stay until the block is left
+            even if the thread or task that has entered it is gone.
+    """
+
+    open: dict[Any, None]
+
+    def mine(self) -> Permits:
+        """The calling thread's or task's. A forked child has none of its parent's."""
+        raise NotImplementedError
+
+    def enter(self, permit: Any) -> None:
+        """Note that the caller has entered a block."""
+        self.mine().entered.append(permit)
+        self.open[permit] = None
+
+    def leave(self) -> Any:
+        """The permit of the caller's innermost block, or else of the latest block of another; None: none is open."""
+        entered = self.mine().entered
+        try:
+            while entered:
+                permit = entered.pop()
+                if self.open.pop(permit, self) is None:  # else another caller has left the block
+                    return permit
+            return self.open.popitem()[0]
+        except (IndexError, KeyError):  # a child that was forked in a block
+            return None
+
+
+class ThreadCallers(Callers):
     """The permits of each thread, or of each greenlet."""
 
     def __init__(self) -> None:
         self._forget()
 
     def _forget(self) -> None:
+        self.open = {}
         self._generation = fork.generation()
         self._local = patching.in_force
         self._owners: Any = owner.of_threads()
@@ -62,10 +100,11 @@ class ThreadCallers:
         return permits
 
 
-class TaskCallers:
+class TaskCallers(Callers):
     """The permits of each task. All callers outside of tasks share one entry."""
 
     def __init__(self) -> None:
+        self.open = {}
         self._generation = fork.generation()
         self._of_tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], Permits] = weakref.WeakKeyDictionary()
         self._outside = Permits()

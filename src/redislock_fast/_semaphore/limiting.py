@@ -7,12 +7,32 @@ import string
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Limits"]
+__all__ = ["Limits", "check_job"]
 
 _MOST = 1024
 """How many semaphore objects a decorated function keeps; their permits keep theirs."""
 
 _Semaphore = TypeVar("_Semaphore")
+
+
+def check_job(template: Any, job: Any, is_for_tasks: bool) -> None:
+    """Check that calls of a function can be limited.
+
+    Args:
+        template: of the semaphores' names.
+        job: the function.
+        is_for_tasks: whether it is to be a coroutine function.
+
+    Raises:
+        TypeError: it cannot.
+    """
+    if inspect.isgeneratorfunction(job) or inspect.isasyncgenfunction(job):
+        raise TypeError(f"limited({template!r}) takes no generator function, whose body runs later: {job!r}")
+    if inspect.iscoroutinefunction(job) is not is_for_tasks:
+        kind = "a plain function, which redislock_fast.limited takes"
+        if not is_for_tasks:
+            kind = "a coroutine function, which redislock_fast.asyncio.limited takes"
+        raise TypeError(f"limited({template!r}): this is {kind}: {job!r}")
 
 
 class Limits(Generic[_Semaphore]):

@@ -13,12 +13,14 @@ from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.permits import ReadPermits, Resize
 from redislock_fast._protocol.report import Connections, Participant
-from redislock_fast._util.errors import LossReason, noted, shown
+from redislock_fast._util.errors import LockLostError, LossReason, noted, shown
 
 __all__ = [
     "SemaphoreReport",
     "SoleOwner",
+    "check_handle",
     "limit_of",
+    "lost",
     "no_permit",
     "not_granted",
     "not_held",
@@ -49,6 +51,21 @@ class SemaphoreReport:
     waiters: tuple[Participant, ...]
 
 
+def check_handle(lock: Any, handle: Any) -> None:
+    """Check that a handle is of the semaphore of this lock object.
+
+    Raises:
+        TypeError: it is no handle.
+        ValueError: it is of another name.
+    """
+    from redislock_fast._lease.handle import Handle  # noqa: PLC0415  # few need it, and it takes a millisecond
+
+    if not isinstance(handle, Handle):
+        raise TypeError(f"attach needs a handle that detach has returned, not {type(handle).__name__}")
+    if lock._transport.encoding.key_of(handle.name) != lock._key:  # noqa: SLF001  # as its own class would
+        raise ValueError(f"the handle is of {shown(handle.name)}, not of the semaphore {shown(lock.name)}")
+
+
 def limit_of(limit: Any, name: Any) -> int:
     """A limit as an int.
 
@@ -69,6 +86,14 @@ def not_granted(name: Any) -> LockError:
     """The error of a caller that got no permit in time."""
     error = LockError("Unable to acquire a permit within the time specified", lock_name=name)
     return noted(error, f"of the semaphore {shown(name)}")
+
+
+def lost(lock: Any) -> LockLostError:
+    """The error for the permit of this lock object, whose lease has ended."""
+    lease = lock._held().held_lease  # noqa: SLF001  # as its own class would
+    reason = LossReason.EXPIRED if lease is None or lease.loss is None else lease.loss
+    text = f"The permit of the semaphore {shown(lock.name)} was lost: {reason}"
+    return LockLostError(text, lock_name=lock.name, reason=reason)
 
 
 def no_permit(name: Any, caller: str) -> LockError:
