@@ -9,15 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import hiredis
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._protocol.queue import WANTED
-from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, REDEEM, RELEASE, WAIT
-from redislock_fast._util.tokens import identifier_of, is_held_with, is_ours, listens
+from redislock_fast._protocol.scripts import (
+    ACQUIRE_FENCED,
+    ACQUIRE_PERMIT,
+    EXTEND,
+    FOR_PERMITS,
+    LEAVE,
+    PASS_ON,
+    REACQUIRE,
+    REDEEM,
+    RELEASE,
+    RESIZE,
+    WAIT,
+)
+from redislock_fast._util.tokens import is_held_with, is_ours
 from tests.simulation.keyspace import Connection, Entry, Keys
+from tests.simulation.policies import LockPolicy, PermitPolicy, Policy, WrongType
 
 SERVERS: dict[str, frozenset[str]] = {
     "Valkey 9": frozenset({"DELIFEQ", "LMPOP", "SET IFEQ", "SET NX GET"}),
@@ -31,9 +43,18 @@ WRONGTYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 DELEX_WRONGTYPE = "ERR Key should be of string type if conditions are specified"
 _SYNTAX_ERROR = "ERR syntax error"
 _OUT_OF_MEMORY = "OOM command not allowed when used memory > 'maxmemory'."
-_SCRIPTS = {script.sha: script for script in (RELEASE, EXTEND, REACQUIRE, REDEEM, ACQUIRE_FENCED, WAIT, PASS_ON, LEAVE)}
+_SCRIPTS = {
+    script.sha: script
+    for script in (
+        *(RELEASE, EXTEND, REACQUIRE, REDEEM, ACQUIRE_FENCED, WAIT, PASS_ON, LEAVE),
+        *(ACQUIRE_PERMIT, RESIZE, *FOR_PERMITS.values()),
+    )
+}
 _SCRIPTS_BY_TEXT = {script.text: script for script in _SCRIPTS.values()}
 _MOST_PASSES = 50
+
+Given: TypeAlias = "tuple[bytes | Literal[False] | None, bytes | None]"
+"""What a hand-over gave to the last waiter (False: to none; None: it is to go on), and to the one that asks."""
 
 
 def _first(waiting: dict[bytes, int]) -> bytes:
@@ -75,6 +96,14 @@ class Model(Keys):
             WAIT.sha: self._wait,
             PASS_ON.sha: self._pass_on,
             LEAVE.sha: self._leave,
+        }
+        self._permit_scripts: dict[bytes, Callable[..., Reply]] = {
+            ACQUIRE_PERMIT.sha: self._acquire_permit,
+            RESIZE.sha: self._resize,
+            FOR_PERMITS[RELEASE.sha].sha: self._release_permit,
+            FOR_PERMITS[REACQUIRE.sha].sha: self._renew_permit,
+            FOR_PERMITS[WAIT.sha].sha: self._wait,
+            FOR_PERMITS[LEAVE.sha].sha: self._leave,
         }
         self._commands: dict[object, Callable[[Args], Reply]] = {
             b"COMMAND": self._command_info,
@@ -282,6 +311,8 @@ class Model(Keys):
     def _run(self, sha: bytes, args: Args) -> Reply:
         key = args[3]
         assert isinstance(key, bytes)
+        if sha in self._permit_scripts:
+            return self._run_on_permits(sha, *args[2:])
         entry = self.entry(key)
         if entry is not None and entry.value is None:
             return hiredis.ReplyError(f"{WRONGTYPE} script: {sha.decode()}, on @user_script:7.")
@@ -292,7 +323,7 @@ class Model(Keys):
         if sha in self._queue_scripts:
             assert args[2] == 3
             self.passes_left = _MOST_PASSES
-            return self._queue_scripts[sha](value, *args[3:])
+            return self._queue_scripts[sha](LockPolicy(self, key, value), *args[4:])
         if sha == REDEEM.sha:
             fence = args[4] if args[2] == 2 else None
             return self._redeem(key, b"" if value is None else value, fence, *args[-3:])
@@ -360,41 +391,51 @@ class Model(Keys):
 
     # ---- the scripts of the queue ----
 
-    def _give(self, lock: bytes, token: bytes, ttl_ms: int) -> bytes:
-        word = token + b"+"
-        self.put(lock, word, ttl_ms or None)
-        return word
-
-    def _hand_over(
-        self, lock: bytes, queue: bytes, waiters: bytes, asking: bytes | None = None
-    ) -> bytes | Literal[False] | None:
-        while self.passes_left > 0:
+    def _hand_over(self, policy: Policy, queue: bytes, waiters: bytes, asking: bytes | None = None) -> Given:
+        last: bytes | Literal[False] = False
+        own: bytes | None = None
+        while policy.room > 0:
+            if self.passes_left == 0:
+                return None, own
             waiting = self._items(queue)
             if not waiting:
-                self.remove(lock)
+                policy.set_free()
                 self.remove(waiters)
-                return False
+                return last, own
             token = _first(waiting)
             arrival = waiting[token]
             self._remove_item(queue, token)
             entry = self._items(waiters).get(b"t" + token)
             if entry is not None:
-                ttl_ms, publish, channel = entry
+                terms, publish, channel = entry
                 is_there = token == asking
                 if not is_there:
+                    if "PUBSUB" in self._client.denied:
+                        self._leave_to_health_check(policy, queue, token, arrival)
+                        return last, own
                     is_there = self._is_heard(publish, channel)
-                    if "PUBSUB" in self._client.denied or (is_there and "PUBLISH" in self._client.denied):
-                        self._items_to_fill(queue)[token] = arrival
-                        self._keep(queue, 3_600_000)
-                        self.remove(lock)
-                        return False
-                    if is_there:
-                        self._publish(publish, channel, b"%b+%d" % (token, arrival))
+                given = policy.admit(token, terms) if is_there else None
+                if is_there and given is None:
+                    self._put_back(queue, token, arrival)
+                    return last, own
+                if given is not None and token != asking:
+                    if "PUBLISH" in self._client.denied:
+                        self._leave_to_health_check(policy, queue, token, arrival)
+                        return last, own
+                    self._publish(publish, channel, b"%b%d" % (given, arrival))
                 self._remove_item(waiters, b"t" + token)
-                if is_there:
-                    return self._give(lock, token, ttl_ms)
+                last = given or last
+                own = given if token == asking else own
             self.passes_left -= 1
-        return None
+        return last, own
+
+    def _put_back(self, queue: bytes, token: bytes, arrival: int) -> None:
+        self._items_to_fill(queue)[token] = arrival
+        self._keep(queue, 3_600_000)
+
+    def _leave_to_health_check(self, policy: Policy, queue: bytes, token: bytes, arrival: int) -> None:
+        self._put_back(queue, token, arrival)
+        policy.remove(token)
 
     def _pass_over_sleepers(self, queue: bytes, waiters: bytes, token: bytes) -> None:
         waiting, fields = self._items(queue), self._items(waiters)
@@ -413,77 +454,116 @@ class Model(Keys):
                 if name[:1] == b"c" and value < self.now_ms:
                     del fields[name]
 
-    def _wait(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
-        ttl_ms, publish, channel, awake_ms, kept_ms, look_for = words
-        if value is not None and is_held_with(value, token):
-            return [1, value]
+    def _wait(self, policy: Policy, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
+        terms, publish, channel, awake_ms, kept_ms, look_for = words
+        held = policy.held(token)
+        if held is not None:
+            return [1, held]
         if self.full:
             return hiredis.ReplyError(f"{_OUT_OF_MEMORY} script: {WAIT.sha.decode()}, on @user_script:90.")
         waiting = self._items_to_fill(queue)
-        is_there = int(not look_for or look_for in waiting)
+        is_there = int(not look_for or look_for in waiting or policy.holds_beside(look_for))
         arrival = 0 if token in waiting else self.now_us
         waiting.setdefault(token, self.now_us)
         self._keep(queue, kept_ms)
         fields = self._items_to_fill(waiters)
         known = len(fields)
-        fields[b"t" + token] = (ttl_ms, publish, channel)
+        fields[b"t" + token] = (terms, publish, channel)
         fields[b"c" + channel] = self.now_ms + awake_ms
         if len(fields) == known + 2 or look_for or self.now_us % 1_000_000 % 64 == 0:
             self._clean(queue, waiters)
             self._keep(waiters, kept_ms)
         if look_for:
             self._pass_over_sleepers(queue, waiters, token)
-        if value is None:
-            given = self._hand_over(lock, queue, waiters, token)
-            if given is None:
-                return [3]
-            if given is False:
+        if policy.is_free(terms):
+            last, own = self._hand_over(policy, queue, waiters, token)
+            if last is False and policy.room > 0:
                 self._remove_item(queue, token)
                 self._remove_item(waiters, b"t" + token)
-                given = self._give(lock, token, ttl_ms)
-            value = given
-            if is_held_with(value, token):
-                return [1, value]
+                own = policy.admit(token, terms)
+            if own is not None:
+                return [1, own]
+            if last is None:
+                return [3]
             if look_for:
                 self._pass_over_sleepers(queue, waiters, token)
         is_first = arrival and len(self._items(queue)) == 1
-        verdict, value = self._flag(value, lock, publish, channel, bool(look_for or is_first))
-        return [verdict, value, self._pttl((b"PTTL", lock)), arrival, is_there]
+        verdict, value = policy.refuse(publish, channel, bool(look_for or is_first))
+        return [verdict, value, policy.next_end_ms(), arrival, is_there]
 
-    def _flag(self, value: bytes, lock: bytes, publish: bytes, channel: bytes, tells: bool) -> tuple[int, bytes]:
-        holder = value.removesuffix(b"+")
-        if not is_ours(holder):
-            return 2, value
-        flagged = holder + b"+"
-        if value != flagged:
-            self._write(lock, replace(self.entries[lock], value=flagged))
-        if tells and listens(holder) and "PUBLISH" not in self._client.denied:
-            identifier = identifier_of(holder)
-            self._publish(publish, channel[: -len(identifier)] + identifier, WANTED + lock)
-        return 0, flagged
-
-    def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
-        if not is_held_with(value, token):
+    def _pass_on(self, policy: Policy, queue: Any, waiters: Any, token: Any) -> Reply:
+        if not policy.held(token):
             return 0
-        given = self._hand_over(lock, queue, waiters)
+        given, _ = self._hand_over(policy, queue, waiters)
         if given is None:
             return 3
         return 2 if given else 1
 
-    def _leave(
-        self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, what: Any, ttl_ms: Any = 0
-    ) -> Reply:
+    def _leave(self, policy: Policy, queue: Any, waiters: Any, token: Any, what: Any, terms: Any = 0) -> Reply:
         assert what in (b"keep", b"pass on")
-        if value is None and what == b"keep":
-            given = self._hand_over(lock, queue, waiters, token)
-            value = self._give(lock, token, ttl_ms) if given is False else given
+        if what == b"keep" and policy.is_free(terms):
+            given, _ = self._hand_over(policy, queue, waiters, token)
+            if given is False and policy.room > 0:
+                policy.admit(token, terms)
         self._remove_item(queue, token)
         self._remove_item(waiters, b"t" + token)
         if not self._items(queue):
             self.remove(waiters)
-        if is_held_with(value, token):
+        held = policy.held(token)
+        if held is not None:
             if what == b"keep":
-                return value
-            if self._hand_over(lock, queue, waiters) is None:
-                self.remove(lock)
+                return held
+            policy.begin_release(token)
+            if self._hand_over(policy, queue, waiters)[0] is None:
+                policy.remove(token)
         return None
+
+    # ---- the scripts of a semaphore ----
+
+    def _run_on_permits(
+        self, sha: bytes, keys: Any, key: Any, queue: Any, waiters: Any, limit: Any, *rest: Any
+    ) -> Reply:
+        assert keys == 4
+        self.passes_left = _MOST_PASSES
+        try:
+            return self._permit_scripts[sha](PermitPolicy(self, key, limit), queue, waiters, *rest)
+        except WrongType:
+            return hiredis.ReplyError(f"{WRONGTYPE} script: {sha.decode()}, on @user_script:22.")
+
+    def _acquire_permit(
+        self, policy: PermitPolicy, queue: Any, waiters: Any, token: Any, ttl_ms: Any, own: Any
+    ) -> Reply:
+        most = policy.limit_for(own)
+        policy.room = policy.count_room(most)
+        if self._items(queue) or policy.is_resized:
+            self._hand_over(policy, queue, waiters)
+        is_free = policy.room > 0 and not self._items(queue)
+        if is_free and self.full:
+            return hiredis.ReplyError(f"{_OUT_OF_MEMORY} script: {ACQUIRE_PERMIT.sha.decode()}, on @user_script:40.")
+        if is_free:
+            policy.set_end(token, ttl_ms)
+        answer = int(is_free or policy.held(token) is not None)
+        return answer if most == own else [answer, most]
+
+    def _release_permit(self, policy: PermitPolicy, queue: Any, waiters: Any, token: Any) -> Reply:
+        if not policy.remove(token):
+            return 0
+        given, _ = self._hand_over(policy, queue, waiters)
+        return 2 if given else 1
+
+    def _renew_permit(self, policy: PermitPolicy, _queue: Any, _waiters: Any, token: Any, ttl_ms: Any) -> Reply:
+        if policy.held(token) is None:
+            return 0
+        if self.full:
+            return hiredis.ReplyError(f"{_OUT_OF_MEMORY} script: {REACQUIRE.sha.decode()}, on @user_script:40.")
+        policy.set_end(token, ttl_ms)
+        return 1
+
+    def _resize(self, policy: PermitPolicy, queue: Any, waiters: Any, limit: Any) -> Reply:
+        policy.check_kind()
+        policy.set_limit(None if limit == b"" else limit)
+        policy.make_room()
+        given, _ = self._hand_over(policy, queue, waiters)
+        if given is None:
+            return 3
+        return 2 if given else 1

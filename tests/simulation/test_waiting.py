@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -17,7 +17,7 @@ from redislock_fast._protocol.queue import JoinQueue
 from redislock_fast._protocol.scripts import RELEASE
 from tests.simulation import model
 from tests.simulation import process as waiting_process
-from tests.simulation.model import Model
+from tests.simulation.model import Given, Model
 from tests.simulation.seeds import violation_of, violations
 from tests.simulation.waiting import Simulation
 from tests.support.selection import in_two_runs
@@ -65,45 +65,46 @@ class _HandsOverToTheDead(Model):
 class _LeavesWithoutPassingOn(Model):
     """A waiter that gives up keeps a lock that is granted at the same moment."""
 
-    def _leave(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *what: Any) -> Reply:
-        return super()._leave(value if what[0] == b"keep" else None, lock, queue, waiters, token, *what)
+    def _leave(self, policy: Any, queue: Any, waiters: Any, token: Any, what: Any, terms: Any = 0) -> Reply:
+        if what == b"pass on":
+            policy.value = None
+        return super()._leave(policy, queue, waiters, token, what, terms)
 
 
 class _QueuesWithoutMarking(Model):
     """A waiter does not set the contended flag."""
 
-    def _wait(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
-        reply = super()._wait(value, lock, queue, waiters, token, *words)
+    def _wait(self, policy: Any, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
+        value = policy.value
+        reply = super()._wait(policy, queue, waiters, token, *words)
         if isinstance(reply, list) and reply[0] == 0 and value is not None and value[-1:] != b"+":
-            self.put(lock, value, None if reply[2] == -1 else reply[2])  # type: ignore[arg-type]
+            self.put(policy.key, value, None if reply[2] == -1 else reply[2])  # type: ignore[arg-type]
         return reply
 
 
 class _LastComeFirstServed(Model):
     """The queue is a stack."""
 
-    def _hand_over(
-        self, lock: bytes, queue: bytes, waiters: bytes, asking: bytes | None = None
-    ) -> bytes | Literal[False] | None:
+    def _hand_over(self, policy: Any, queue: bytes, waiters: bytes, asking: bytes | None = None) -> Given:
         waiting = self._items(queue)
         for token in waiting:
             waiting[token] = -waiting[token]
-        return super()._hand_over(lock, queue, waiters, asking)
+        return super()._hand_over(policy, queue, waiters, asking)
 
 
 class _LosesItsPlace(Model):
     """A waiter that asks again goes to the end of the queue."""
 
-    def _wait(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
+    def _wait(self, policy: Any, queue: Any, waiters: Any, token: Any, *words: Any) -> Reply:
         self._remove_item(queue, token)
-        return super()._wait(value, lock, queue, waiters, token, *words)
+        return super()._wait(policy, queue, waiters, token, *words)
 
 
 class _DeletesInsteadOfHandingOver(Model):
     """A release of a contended lock notifies no waiter."""
 
-    def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
-        return self._run_on_one(RELEASE.sha, lock, self.entry(lock), token, ())
+    def _pass_on(self, policy: Any, queue: Any, waiters: Any, token: Any) -> Reply:
+        return self._run_on_one(RELEASE.sha, policy.key, self.entry(policy.key), token, ())
 
 
 class _PassesOverNobody(Model):
@@ -116,8 +117,8 @@ class _PassesOverNobody(Model):
 class _ReleasesAnybodysLock(Model):
     """A hand-over does not check which token the lock has."""
 
-    def _pass_on(self, value: bytes | None, lock: Any, queue: Any, waiters: Any, token: Any) -> Reply:
-        return 2 if self._hand_over(lock, queue, waiters) else 1
+    def _pass_on(self, policy: Any, queue: Any, waiters: Any, token: Any) -> Reply:
+        return 2 if self._hand_over(policy, queue, waiters)[0] else 1
 
 
 # ---- faults of the machines ----
