@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappushpop
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -79,28 +80,29 @@ def holds_of(records: Sequence[array[float]]) -> dict[int, list[Hold]]:
     return by_key
 
 
-def violations(holds: Sequence[Hold]) -> int:
-    """Count the acquires of a lock that another worker held; the holds are of one lock, in order."""
-    found, latest_s = 0, -math.inf
+def violations(holds: Sequence[Hold], limit: int = 1) -> int:
+    """Count the acquires of a lock that as many others held as may; the holds are of one lock, in order."""
+    found = 0
+    latest_s = [-math.inf] * limit  # the releases to come, of as many as may hold; a heap
     for hold in holds:
-        found += hold.acquired_s < latest_s
-        latest_s = max(latest_s, hold.released_s)
+        found += hold.acquired_s < latest_s[0]
+        heappushpop(latest_s, hold.released_s)
     return found
 
 
-def gaps_s(holds: Sequence[Hold], span: Span) -> list[float]:
-    """The times from each release in the span to the next acquire, when a worker was waiting.
+def gaps_s(holds: Sequence[Hold], span: Span, limit: int = 1) -> list[float]:
+    """The times from each release in the span to the acquire in its place, when a worker was waiting.
 
-    The holds are of one lock, in order.
+    The holds are of one lock, in order. So many may hold it: that many acquires later, the place is taken again.
     """
     asked_s = sorted(hold.asked_s for hold in holds)
     acquired_s = [hold.acquired_s for hold in holds]
     return [
-        following.acquired_s - hold.released_s
-        for hold, following in pairwise(holds)
-        if hold.released_s in span
-        and following.acquired_s < math.inf
-        and bisect_right(asked_s, hold.released_s) > bisect_right(acquired_s, hold.released_s)
+        taken_s - released_s
+        for released_s, taken_s in zip(sorted(hold.released_s for hold in holds), acquired_s[limit:], strict=False)
+        if released_s in span
+        and taken_s < math.inf
+        and bisect_right(asked_s, released_s) > bisect_right(acquired_s, released_s)
     ]
 
 
@@ -148,8 +150,8 @@ def idle_figures(window: Window) -> dict[str, Any]:
     }
 
 
-def figures(window: Window) -> dict[str, Any]:
-    """The figures of a window; None for a figure that is not known."""
+def figures(window: Window, limit: int = 1) -> dict[str, Any]:
+    """The figures of a window, in which so many may hold a lock; None for a figure that is not known."""
     by_key = holds_of(window.records)
     measured = window.measured
     of_worker: list[list[float]] = [[] for _ in window.records]
@@ -159,7 +161,7 @@ def figures(window: Window) -> dict[str, Any]:
     counts = [sum(when_s in measured for when_s in acquired_s) for acquired_s in of_worker]
     acquisitions = sum(counts)
     watched = sum(when_s in window.watched for acquired_s in of_worker for when_s in acquired_s)
-    gaps = sorted(gap_s for holds in by_key.values() for gap_s in gaps_s(holds, measured))
+    gaps = sorted(gap_s for holds in by_key.values() for gap_s in gaps_s(holds, measured, limit))
     waits = waits_s(by_key, measured)
     commands = None if window.commands is None or not watched else window.commands
     return {
@@ -180,7 +182,7 @@ def figures(window: Window) -> dict[str, Any]:
         "client_cpu_us": 1e6 * window.client_cpu_s / acquisitions if acquisitions else None,
         "connections": window.connections,
         "left_waiting": sum(hold.acquired_s == math.inf for holds in by_key.values() for hold in holds),
-        "violations": sum(map(violations, by_key.values())),
+        "violations": sum(violations(holds, limit) for holds in by_key.values()),
     }
 
 

@@ -104,15 +104,16 @@ def open_idle(
 ) -> Window:
     """Measure workers that wait all the time, for a lock that stays held; otherwise as `open_window`."""
     with _open_crew(url, witness, contestant, lease_s, workload) as crew, redis.Redis.from_url(url) as client:
-        holder = contestant.make(client, f"{crew.prefix}:0")
-        expect(holder.acquire(blocking=False), "a free lock could not be acquired")
+        holders = [contestant.make(client, f"{crew.prefix}:0") for _ in range(contestant.limit)]
+        expect(all(holder.acquire(blocking=False) for holder in holders), "a free lock could not be acquired")
         _, measured = crew.begin(seconds)
         sleep_until(measured.begin_s)
         cpu_s = server_cpu_s(witness)
         commands = commands_until(witness, measured.end_s)
         cpu_s = server_cpu_s(witness) - cpu_s
         connections = crew.connections()
-        holder.release()
+        for holder in holders:
+            holder.release()
         records, client_cpu_s = crew.end()
     return Window(measured, measured, records, commands, client_cpu_s, cpu_s, connections)
 

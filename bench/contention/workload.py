@@ -18,8 +18,10 @@ _WEIGHT_OF_KEY: Mapping[str, Callable[[int], float]] = {
     "uniform": lambda _: 1.0,
     "zipf": lambda rank: 1 / rank,
 }
-DISTRIBUTIONS = tuple(_WEIGHT_OF_KEY)
-"""How the workers choose keys: all one key; all keys equally often; the n-th key 1/n times as often as the first."""
+OWN = "own"
+DISTRIBUTIONS = (*_WEIGHT_OF_KEY, OWN)
+"""How the workers choose keys: all one key; all keys equally often; the n-th key 1/n times as often as the first; each
+always the same, as many one as another."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Workload:
 
     def picks(self, worker: int) -> list[int]:
         """The keys of a worker, one after the other; the same for every contestant."""
+        if self.distribution == OWN:
+            return [worker % self.keys]
         weights = list(accumulate(map(_WEIGHT_OF_KEY[self.distribution], range(1, self.keys + 1))))
         return random.Random(worker).choices(range(self.keys), cum_weights=weights, k=_PICKS)
 

@@ -85,6 +85,7 @@ class Contestant:
     # as `make`, for asyncio; None when the bench measures none
     make_async: Callable[[redis.asyncio.Redis, str], AnyAsyncLock] | None = None
     make_batch: Callable[[redis.Redis], AnyBatch] | None = None  # makes a batch; None when the bench measures none
+    limit: int = 1  # how many may hold one
     linger_s: float = 0.0  # how long a key may stay on the server after the release of its lock, in seconds
     of_processes: tuple[str, ...] = ()  # the contestants that processes are of, in turn; empty: all are of this one
 

@@ -30,6 +30,7 @@ from bench.contestants import (
     AnyAsyncLock,
     AnyLock,
     Contestant,
+    semaphores,
 )
 
 if TYPE_CHECKING:
@@ -162,14 +163,16 @@ _FACTORIES: dict[str, tuple[str, Callable[[int], Contestant]]] = {
 }
 
 NAMES = tuple(_FACTORIES)
-"""All contestants."""
+"""All contestants that are locks."""
 
 
 def find(name: str, lease_s: int = LEASE_S) -> Contestant:
-    """Make the contestant of this name, whose locks have this timeout, in whole seconds.
+    """Make the contestant of this name, a lock's or a semaphore's, whose locks have this timeout, in whole seconds.
 
     Raises `AbsentError` when its library is not installed.
     """
+    if name not in _FACTORIES:
+        return semaphores.find(name, lease_s)
     package, make = _FACTORIES[name]
     if not find_spec(package):
         raise AbsentError("not installed")

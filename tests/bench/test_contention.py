@@ -51,6 +51,11 @@ def test_each_turn_that_begins_while_somebody_holds_is_a_violation() -> None:
     assert violations([turn(0, 1, 9), turn(0, 2, 3), turn(0, 4, 5), turn(0, 9, 10)]) == 2
 
 
+def test_a_turn_is_a_violation_where_as_many_hold_as_may() -> None:
+    holds = [turn(0, 1, 9), turn(0, 2, 3), turn(0, 3, 5), turn(0, 4, 8), turn(0, 8, 9)]
+    assert (violations(holds), violations(holds, 2), violations(holds, 3)) == (4, 1, 0)
+
+
 def test_holders_of_different_locks_are_no_violation() -> None:
     of_window = figures(window([0, 0, 1, 9], [1, 0, 2, 8]))
     assert of_window["violations"] == 0
@@ -63,6 +68,10 @@ def test_a_planted_overlap_is_found_in_the_records() -> None:
 
 def test_a_gap_is_from_a_release_to_the_next_acquire() -> None:
     assert gaps_s([turn(0, 1, 2), turn(0, 5, 6), turn(0, 7, 8)], SPAN) == [3, 1]
+
+
+def test_with_two_holders_a_gap_is_from_a_release_to_the_acquire_in_its_place() -> None:
+    assert gaps_s([turn(0, 1, 9), turn(0, 1, 4), turn(0, 6, 7), turn(0, 8, 20)], SPAN, 2) == [2, 1]
 
 
 def test_where_nobody_waits_there_is_no_gap() -> None:

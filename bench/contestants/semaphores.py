@@ -1,0 +1,108 @@
+"""Semaphores as contestants, with the calls of a lock: ours, and what a user would pick beside it.
+
+pottery has none. The slots of a process that dies are lost to a `BLPOP_LIST`, and those of `REDIS_SEMAPHORE` come back
+only where it was given `stale_client_timeout`, at which it takes them from the living, too.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from bench.contestants import LEASE_S, AbsentError, Contestant
+
+SEMAPHORE = "semaphore"
+REDIS_SEMAPHORE = "redis-semaphore"
+BLPOP_LIST = "BLPOP list"
+LOCKS_IN_TURN = "locks in turn"
+RIVALS = (REDIS_SEMAPHORE, BLPOP_LIST, LOCKS_IN_TURN)
+
+LIMIT = 4
+"""How many may hold one, unless `find` is told otherwise."""
+
+_PAUSE_S = 0.1  # after all locks were found held, as redis-py's lock does
+
+
+def find(name: str, lease_s: int = LEASE_S, limit: int = LIMIT) -> Contestant:
+    """Make the contestant of this name; raises `AbsentError` when its library is not installed."""
+    import redislock_fast.asyncio  # noqa: PLC0415 - a child of `bench guard` has the package of another tree
+
+    ours, ours_async = (partial(of.Semaphore, timeout=lease_s) for of in (redislock_fast, redislock_fast.asyncio))
+    makers: dict[str, tuple[str, Any, Any]] = {  # the distribution, and what makes one, for threads and for asyncio
+        SEMAPHORE: ("redislock_fast", ours, ours_async),
+        REDIS_SEMAPHORE: ("redis-semaphore", _RedisSemaphore, None),
+        BLPOP_LIST: ("redis", _BlpopList, _AsyncBlpopList),
+        LOCKS_IN_TURN: ("redis", partial(_LocksInTurn, lease_s=lease_s), None),
+    }
+    distribution, make, make_async = makers[name]
+    try:
+        installed = version(distribution)
+    except PackageNotFoundError:
+        raise AbsentError("not installed") from None
+    make, make_async = (of and partial(of, limit=limit) for of in (make, make_async))
+    return Contestant(name, installed, make, make_async=make_async, limit=limit)
+
+
+class _RedisSemaphore:
+    """The library's, whose calls return other values than a lock's."""
+
+    def __init__(self, client: Any, name: str, limit: int) -> None:
+        from redis_semaphore import Semaphore  # noqa: PLC0415 - optional
+
+        self._semaphore = Semaphore(client, limit, name)
+        self.release = self._semaphore.release
+
+    def acquire(self) -> bool:
+        self._semaphore.acquire()
+        return True
+
+
+class _BlpopList:
+    """A list of slots: an acquire takes one out, a release puts it back."""
+
+    def __init__(self, client: Any, name: str, limit: int) -> None:
+        self._client, self._name = client, name
+        if client.set(f"{name}:made", 1, nx=True):
+            client.rpush(name, *range(limit))
+
+    def acquire(self) -> bool:
+        self._slot = self._client.blpop([self._name])[1]
+        return True
+
+    def release(self) -> None:
+        self._client.rpush(self._name, self._slot)
+
+
+class _AsyncBlpopList:
+    """As `_BlpopList`, for asyncio."""
+
+    def __init__(self, client: Any, name: str, limit: int) -> None:
+        self._client, self._name, self._limit = client, name, limit
+
+    async def acquire(self) -> bool:
+        if self._limit and await self._client.set(f"{self._name}:made", 1, nx=True):
+            await self._client.rpush(self._name, *range(self._limit))
+        self._limit = 0
+        self._slot = (await self._client.blpop([self._name]))[1]
+        return True
+
+    async def release(self) -> None:
+        await self._client.rpush(self._name, self._slot)
+
+
+class _LocksInTurn:
+    """A lock of redis-py for each slot: an acquire tries one after the other, and pauses where all are held."""
+
+    def __init__(self, client: Any, name: str, limit: int, lease_s: int) -> None:
+        self._locks = [client.lock(f"{name}:{slot}", timeout=lease_s, blocking=False) for slot in range(limit)]
+
+    def acquire(self) -> bool:
+        while (free := next((lock for lock in self._locks if lock.acquire()), None)) is None:
+            time.sleep(_PAUSE_S)
+        self._taken = free
+        return True
+
+    def release(self) -> None:
+        self._taken.release()

@@ -1,0 +1,246 @@
+"""`python -m bench semaphore`: semaphores beside our locks, and beside what else a user would pick.
+
+Each row is one figure with its goal: the semaphore's own, or its ratio to the lock's in the same round. All are medians
+of the rounds, in each of which the contestants are measured in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import redis
+import redis.asyncio
+
+from bench.contention.figures import figures, holds_of, percentile, waits_s
+from bench.contention.window import measure_windows, open_idle, open_window
+from bench.contention.workload import OWN, Workload
+from bench.contestants import LEASE_S, OURS, AbsentError, Contestant, expect, libraries, semaphores
+from bench.contestants.semaphores import LIMIT, LOCKS_IN_TURN, RIVALS, SEMAPHORE
+from bench.measuring import arguments, report, servers
+from bench.measuring.rounds import Entrant, Sample, Scene, open_scene, race
+from bench.workloads.callers import close_loop, take_turns, take_turns_in_tasks
+from redislock_fast._protocol.keys import queue_keys
+
+HELP = "semaphores beside locks, redis-semaphore, a BLPOP list, locks tried in turn: each figure with its goal"
+
+_CALLERS = {"1 thread": 1, "16 threads": 16, "100 tasks": 100}
+_SLOTS = {LOCKS_IN_TURN: 20}
+_MANY_SLOTS = 1000
+_AT_A_TIME = 20
+_TIMES = 50
+_STARTING_S = 60.0
+_IDLE_LEASE_S = 60  # longer than the measurement
+_KILLED_LEASE_S = 1
+
+
+class Row(NamedTuple):
+    """A figure with its goal."""
+
+    figure: str
+    sign: str  # ">=" or "<="
+    bound: float
+    is_ratio: bool = False  # whether the bound is that of the ratio to the lock's figure
+
+    def cells(self, found: dict[str, list[float]]) -> list[str]:
+        """The cells of the table, from the figures of the rounds by contestant."""
+        own, its = found[SEMAPHORE], found[OURS]
+        is_ = statistics.median(map(float.__truediv__, own, its) if self.is_ratio else own)
+        verdict = "" if (is_ >= self.bound if self.sign == ">=" else is_ <= self.bound) else ", no"
+        medians = (statistics.median(found[name]) if name in found else None for name in (SEMAPHORE, OURS, *RIVALS))
+        return [self.figure, f"{is_:.3g}", f"{self.sign} {self.bound:g}{verdict}", *map(report.three_digits, medians)]
+
+
+PARTS: dict[str, tuple[Row, ...]] = {
+    "free": tuple(Row(f"pairs/s, {of}", ">=", goal, True) for of, goal in zip(_CALLERS, (0.6, 0.7, 0.6), strict=True)),
+    "wanted": (
+        Row("used capacity", ">=", 0.93),
+        Row("wait p99 : mean", "<=", 1.5),
+        Row("Jain", ">=", 0.99),
+        Row("gap p50 ms", "<=", 1.3, True),
+    ),
+    "server": (Row("acquire, server us", "<=", 3), Row("release, server us", "<=", 3)),
+    "killed": (Row("dead's end, grant ms", "<=", 20),),
+    "idle": (Row("1,000 wait, CPU ms/s", "<=", 1, True),),
+}
+"""The rows: uncontended callers; processes that want the permits of one semaphore; the CPU time of the server alone; a
+holder that was killed while another waits; tasks that wait."""
+
+_Note = Callable[[str, str, float], None]
+"""Notes a figure of a round and its contestant."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    arguments.add_server(parser)
+    arguments.add_rounds(parser, 5, 1.0)
+    known = arguments.some_of(tuple(PARTS))
+    parser.add_argument("--parts", type=known, default=list(PARTS), metavar="PART,...", help=", ".join(PARTS))
+    about = f"of `wanted`, for {LIMIT} permits (default: %(default)s)"
+    parser.add_argument("--processes", type=arguments.positive(int), default=32, help=about)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure, print the table, and return the figures."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+
+    def note(row: str, contestant: str, figure: float) -> None:
+        found[row][contestant].append(figure)
+
+    absent: dict[str, str] = {"pottery": "has no semaphore"}
+    rivals = []
+    for name in RIVALS:
+        try:
+            rivals.append(libraries.find(name).name)
+        except AbsentError as error:
+            absent[name] = str(error)
+    measures = {"free": _free, "wanted": _wanted, "server": _server, "killed": _killed, "idle": _idle}
+    with servers.open_server(options.server) as server, open_scene(server.url) as scene:
+        for part in options.parts:
+            measures[part](scene, options, rivals, note)
+    rows = [row.cells(found[row.figure]) for part in options.parts for row in PARTS[part]]
+    heads = ["", "is", "goal", "sema-\nphore", "lock", "redis-\nsemaph.", "BLPOP\nlist", "locks\nin turn"]
+    report.table(report.title(server.name, options.rounds, options.seconds), heads, rows, words=1)
+    print(f"Goals of pairs, gap and CPU are for semaphore : lock. {LIMIT} permits are wanted, or {LIMIT} locks.")
+    for name, reason in absent.items():
+        print(f"{name}: {reason}")
+    return {"violations": sum(found["violations"][SEMAPHORE]), "not_measured": absent, "figures": found}
+
+
+def _free(scene: Scene, options: argparse.Namespace, rivals: Sequence[str], note: _Note) -> None:
+    for callers, count in _CALLERS.items():
+        with ExitStack() as closing:
+            entrants = []
+            for name in (SEMAPHORE, OURS, *rivals):
+                contestant = libraries.find(OURS)
+                if name != OURS:
+                    contestant = semaphores.find(name, limit=_SLOTS.get(name, _MANY_SLOTS))
+                if "task" not in callers or contestant.make_async:
+                    crew = _crew(scene, contestant, "task" in callers, count, closing)
+                    entrants.append(Entrant(name, callers, crew))
+            race(entrants, options.rounds, options.seconds)
+        for entrant in entrants:
+            for rate in entrant.rates:
+                note(f"pairs/s, {callers}", entrant.contestant, rate)
+
+
+def _crew(
+    scene: Scene, contestant: Contestant, in_tasks: bool, count: int, closing: ExitStack
+) -> Callable[[float], Sample]:
+    """Make the function that measures so many callers: of one semaphore object, or of a lock, or a rival's, each."""
+    client: Any = (redis.asyncio.Redis if in_tasks else redis.Redis).from_url(scene.url, max_connections=2 * count)
+    make: Any = contestant.make_async if in_tasks else contestant.make
+    name = f"{scene.prefix}:{contestant.name}:{count}"
+    if contestant.name == SEMAPHORE:
+        locks = [make(client, name)] * count
+    else:
+        locks = [make(client, f"{name}:{number}" if contestant.name == OURS else name) for number in range(count)]
+    if not in_tasks:
+        closing.callback(client.close)
+        return partial(take_turns, locks)
+    loop = asyncio.new_event_loop()
+    closing.callback(close_loop, loop, client)
+    return lambda seconds: loop.run_until_complete(take_turns_in_tasks(locks, seconds))
+
+
+def _wanted(scene: Scene, options: argparse.Namespace, rivals: Sequence[str], note: _Note) -> None:
+    workload = Workload(options.processes, hold_ms=5, think_ms=0)
+    races = [
+        (workload, [libraries.find(name) for name in (SEMAPHORE, *rivals)]),
+        (replace(workload, keys=LIMIT, distribution=OWN), [libraries.find(OURS)]),
+    ]
+    for _ in range(options.rounds):
+        measured = measure_windows(open_window, scene.url, scene.witness, LEASE_S, races, 1, options.seconds)
+        for _, windows in measured:
+            for contestant, (window,) in windows.items():
+                span, by_key = window.measured, holds_of(window.records)
+                of_window = figures(window, contestant.limit)
+                waits = waits_s(by_key, span)
+                held_s = sum(
+                    max(0.0, min(hold.released_s, span.end_s) - max(hold.acquired_s, span.begin_s))
+                    for holds in by_key.values()
+                    for hold in holds
+                )
+                note("used capacity", contestant.name, held_s / LIMIT / span.seconds)
+                note("wait p99 : mean", contestant.name, (percentile(waits, 0.99) or 0.0) / statistics.mean(waits))
+                note("Jain", contestant.name, of_window["jain"])
+                note("gap p50 ms", contestant.name, of_window["gap_p50_ms"])
+                note("violations", contestant.name, of_window["violations"])
+
+
+def _server(scene: Scene, options: argparse.Namespace, _: Sequence[str], note: _Note) -> None:
+    def calls_us() -> tuple[float, int]:
+        """The time and the number of the requests that acquire and release, so far."""
+        stats: Any = scene.witness.info("commandstats")
+        sent = [stats[f"cmdstat_{name}"] for name in ("evalsha", "set", "delifeq") if f"cmdstat_{name}" in stats]
+        return sum(of["usec"] for of in sent), sum(of["calls"] for of in sent)
+
+    with redis.Redis.from_url(scene.url) as client:
+        semaphore = semaphores.find(SEMAPHORE, limit=_MANY_SLOTS).make(client, f"{scene.prefix}:server")
+        locks = [libraries.find(OURS).make(client, f"{scene.prefix}:server:{n}") for n in range(_AT_A_TIME)]
+        for number in range(options.rounds + 1):
+            for name, held in ((SEMAPHORE, [semaphore] * _AT_A_TIME), (OURS, locks)):
+                spent = {"acquire": [0.0, 0.0], "release": [0.0, 0.0]}
+                for _time in range(_TIMES):
+                    for call, (us, calls) in spent.items():
+                        us_before, before = calls_us()
+                        for lock in held:
+                            getattr(lock, call)()
+                        us_after, after = calls_us()
+                        spent[call] = [us + us_after - us_before, calls + after - before]
+                for call, (us, calls) in spent.items():
+                    if number:  # the first warms up
+                        note(f"{call}, server us", name, us / calls)
+
+
+def _killed(scene: Scene, options: argparse.Namespace, _: Sequence[str], note: _Note) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    for number in range(options.rounds):
+        for contestant in map(libraries.find, (SEMAPHORE, OURS)):
+            name = f"{scene.prefix}:killed:{number}:{contestant.name}"
+            holds = spawn.Event()
+            holder = spawn.Process(target=_hold, args=(scene.url, contestant.name, name, holds), daemon=True)
+            with redis.Redis.from_url(scene.url) as client, ThreadPoolExecutor(1) as thread:
+                waiter, *others = (contestant.make(client, name) for _ in range(contestant.limit))
+                expect(all(other.acquire() for other in others), "a free permit was not acquired")
+                holder.start()
+                expect(holds.wait(_STARTING_S), "a process has not started in time")
+                granted_s = thread.submit(lambda lock: lock.acquire() and time.time(), waiter)
+                while not scene.witness.zcard(queue_keys(name.encode())[0]):
+                    time.sleep(0.001)
+                holder.kill()
+                if contestant.name == OURS:
+                    end_s = time.time() + scene.witness.pttl(name) / 1000
+                else:
+                    first: Any = scene.witness.zrange(name, 0, 0, withscores=True)
+                    end_s = first[0][1] / 1000
+                note("dead's end, grant ms", contestant.name, 1000 * (granted_s.result() - end_s))
+                thread.submit(waiter.release).result()
+                for other in others:
+                    other.release()
+
+
+def _hold(url: str, contestant: str, name: str, holds: Any) -> None:
+    """Hold a lock or a permit until this process is killed."""
+    libraries.find(contestant, _KILLED_LEASE_S).make(redis.Redis.from_url(url), name).acquire()
+    holds.set()
+    time.sleep(_IDLE_LEASE_S)
+
+
+def _idle(scene: Scene, options: argparse.Namespace, _: Sequence[str], note: _Note) -> None:
+    races = [(Workload(1, tasks=1000), list(map(libraries.find, (SEMAPHORE, OURS), [_IDLE_LEASE_S] * 2)))]
+    found = measure_windows(open_idle, scene.url, scene.witness, _IDLE_LEASE_S, races, options.rounds, options.seconds)
+    for _workload, windows in found:
+        for contestant, of_rounds in windows.items():
+            for window in of_rounds:
+                note("1,000 wait, CPU ms/s", contestant.name, 1000 * window.client_cpu_s / window.measured.seconds)
