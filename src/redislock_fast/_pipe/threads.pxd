@@ -43,6 +43,10 @@ to ask for it (`sys.getswitchinterval`). So only a few are woken at a time, in t
   Pipe.entering counts. The owner clears it as soon as it has the GIL (`_enter`).
 - The reader wakes owners until MOST_ENTERING are entering. It needs no GIL for that, so this is the usual way. An owner
   that clears `enters` wakes others until FEWEST_ENTERING are entering: it holds the GIL, so it wakes few.
+- While slots are ready, more callers than can run are to be woken. A reader that sent each of their requests at once
+  would take the CPU from them, as would the server, and so find few requests the next time, too. So it gives them
+  GATHER_US before it sends (`_gather`). It holds nothing meanwhile: not the mutex, not the GIL. No caller waits for
+  what a reader does then, except for the bytes, which are late by GATHER_US at most.
 
 So every ready slot has a thread that wakes its owner. The reader that fills Pipe.ready calls `_take_ready` before it
 goes on, also after an error. That leaves slots only where MOST_ENTERING owners are entering. `entering` falls in

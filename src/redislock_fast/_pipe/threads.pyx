@@ -151,7 +151,7 @@ cdef enum:
     FEWEST_ENTERING = 2       # with fewer, a caller that gets the GIL wakes the next ones itself
     FAR_US = 150              # a server that has never replied within this is far away
     STALE_AFTER_MS = 1        # after so long idle, look for a closed connection before sending
-    GATHER_US = 200           # over TLS, let woken callers run for so long at most before sending
+    GATHER_US = 200           # let a crowd's callers run for so long at most before sending
     RECORD_BYTES = 16384      # the most that a record of TLS carries; the inbox is larger
 
 cdef Py_ssize_t UNSENT_LIMIT = UNSENT_LIMIT_BYTES
@@ -749,8 +749,7 @@ cdef class Pipe:
         cdef double left_s = 1e9
         while True:
             if wait.sends:
-                if self.decrypt is not None:
-                    self._gather()
+                self._gather()
                 if self._send() < 0 and errno != EAGAIN and errno != EINTR:
                     return OUTCOME_CLOSED
                 wait.sends = self.left < self.leaving.used
@@ -780,15 +779,16 @@ cdef class Pipe:
                 return OUTCOME_CLOSED
 
     cdef void _gather(self) noexcept nogil:
-        """Reader, before it sends over TLS: let woken callers run, whose next requests leave in the same record then.
+        """Reader, before it sends: let a crowd's callers run, whose next requests then leave together.
 
-        They need the GIL for that, as the TLS object does, and a record for each of them would cost more than a pause.
+        Else it would take the CPU from them for requests of a few: see threads.pxd. Over TLS, it lets any woken callers
+        run: they need the GIL, as the TLS object does, and a record for each would cost more than a pause.
         """
         cdef double until = 0
         cdef bint waits
         while True:
             with self.mutex:
-                waits = self.entering > 0
+                waits = self.ready != NULL or (self.entering > 0 and self.decrypt is not None)
             if not waits or 0 < until < monotonic():
                 return
             if until == 0:
