@@ -86,7 +86,7 @@ simulate: $(VENV)/installed
 	$(BIN)/python -m tests.simulation.waiting --seeds 100000 --jobs 2
 	$(BIN)/python -m tests.simulation.holding --seeds 100000 --jobs 2
 	$(BIN)/python -m tests.simulation.lingering --seeds 50000 --jobs 2
-	SCHEDULES_ONE_IN=1 $(ON_CORE) --all tests/unit/lease/test_key_cache_schedules.py
+	SCHEDULES_ONE_IN=1 $(ON_CORE) --all tests/unit/linger/test_key_cache_schedules.py
 
 planted: $(VENV)/installed
 	$(BIN)/python -m tests.planted

@@ -22,6 +22,8 @@ from redislock_fast._lease import owner as owners
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import ThreadOwners
+from redislock_fast._linger.procedures import release_here
+from redislock_fast._linger.threads import LINGER, acquire_lingering, take_lingering
 from redislock_fast._procedures.acquisition import attempt_for_caller
 from redislock_fast._procedures.first_request import (
     clean_up_after,
@@ -33,7 +35,6 @@ from redislock_fast._procedures.first_request import (
     release_from,
 )
 from redislock_fast._procedures.lease import not_entered
-from redislock_fast._procedures.lingering import release_here
 from redislock_fast._procedures.lock import Hooks, LockBase
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._procedures.on_options import acquire_lock
@@ -51,7 +52,6 @@ from redislock_fast._procedures.prolonging import (
 from redislock_fast._procedures.release import release_for_caller, release_lock
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._renewal.threads import Renewer, renewer_of, tell, tell_in_background, tell_wanted
-from redislock_fast._transport.threads.cached import acquire_lingering, take_lingering
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
@@ -146,6 +146,8 @@ class Lock(LockBase, redis.lock.Lock):
             wait: WaitBy = "push",
             **options: Unpack[OptionSettings[Lock]],
         ) -> None: ...
+
+    _linger = LINGER
 
     @staticmethod
     def _transport_of(client: Any) -> ThreadServerTransport:
@@ -279,7 +281,7 @@ class Lock(LockBase, redis.lock.Lock):
         if self._generation != fork.generation():
             self._own_nothing()
         owner = self._owners.owner
-        cached = owner.cached if self._linger_ms is not None and self._options is None else None
+        cached: Any = owner.cached if self._linger_ms is not None and self._options is None else None
         if cached is not None and self._has_own_release():
             release_here(self, owner, cached)
             return

@@ -121,7 +121,7 @@ FAULTS = (
     ),
     Fault(
         "release that begins late releases what was acquired since",
-        "_transport/loop/cached.py",
+        "_procedures/release.py",
         "    if owner.token is not None and owner.holding != holding:\n",
         "    if False:\n",
         "tests/integration/lock/test_asyncio_elsewhere.py::test_release_that_begins_late_does_not_release_what_was_acquired_since[asyncio-plain]",

@@ -23,9 +23,9 @@ FAULTS = (
     ),
     Fault(
         "connection that was in use when its client was closed stays open",
-        "_transport/threads/lingering.py",
-        "    server.lingering.watch_until_rest()\n    server.close_if_idle()",
-        "    server.lingering.watch_until_rest()",
+        "_linger/watching_threads.py",
+        "    _part_of(server).watch_until_rest()\n    server.close_if_idle()",
+        "    _part_of(server).watch_until_rest()",
         "tests/integration/transport/test_closing.py::test_clients_that_are_closed_leave_no_connection",
     ),
     Fault(
@@ -148,7 +148,7 @@ FAULTS = (
     ),
     Fault(
         "interrupt at the return of an acquire that lingers looks like a loss",
-        "_procedures/lingering.py",
+        "_linger/procedures.py",
         "        call.is_kept = True\n        note_acquired",
         "        note_acquired",
         (

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast._lease.key_cache import CachedKey
-from redislock_fast._lease.key_lease import LocalWaiter
+from redislock_fast._linger.key_cache import CachedKey
+from redislock_fast._linger.key_lease import LocalWaiter
+from redislock_fast._linger.procedures import cached_key, release_here, take_at_once
+from redislock_fast._linger.watching_loop import LoopLingering
 from redislock_fast._pipe.base import Args, OnReply
 from redislock_fast._procedures.first_request import new_call
-from redislock_fast._procedures.lingering import cached_key, release_here, take_at_once
 from redislock_fast._procedures.on_options import acquire_lock
 from redislock_fast._procedures.release import release_lock
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._transport.base import ServerTransport
-from redislock_fast._transport.loop.lingering import LoopLingering
 from redislock_fast._util.tokens import MARKER, PLAIN
 from tests.simulation.process import Caller, Cancelled, Process, Task, Trouble
 from tests.simulation.world import ClientConnection
@@ -133,8 +133,8 @@ class Keeper(Process):
     def __init__(self, simulation: Simulation, name: str) -> None:
         Process.__init__(self, simulation.world, name)
         keeper: Any = self
-        loop: Any = _Loop(self)
-        self.lingering = LoopLingering(keeper, loop)
+        self.loop: Any = _Loop(self)
+        self.lingering = LoopLingering(keeper)
         numbers = itertools.count(1)
         self.lingering.key_cache.new_waiter = lambda: LocalTurn(self, next(numbers))
         self.lingering.key_cache.loop = None
@@ -153,8 +153,6 @@ class Keeper(Process):
         return self
 
     server_of: Any = ServerTransport.server_of
-    key_cache_of: Any = ServerTransport.key_cache_of
-    registry_of: Any = ServerTransport.registry_of
 
     def key_of(self, name: bytes) -> bytes:
         """The key of a lock's name."""
@@ -340,8 +338,9 @@ class Worker:
         """Release as the public locks do, again and again where that fails."""
         while True:
             owner = lock._held()
-            if owner.cached is not None:
-                release_here(lock, owner, owner.cached)
+            cached: Any = owner.cached
+            if cached is not None:
+                release_here(lock, owner, cached)
                 return
             try:
                 yield from release_lock(lock, owner)

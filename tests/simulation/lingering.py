@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from redislock_fast._lease.key_cache import CachedKey
+from redislock_fast._linger.key_cache import CachedKey
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._util import times
 from redislock_fast._util.tokens import TOKEN_BYTES, is_held_with, without_flag

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._lease.key_cache import CachedKey, KeyCache
-from redislock_fast._lease.key_lease import KeyLease, LocalWaiter
+from redislock_fast._linger.key_cache import CachedKey, KeyCache
+from redislock_fast._linger.key_lease import KeyLease, LocalWaiter
+from redislock_fast._linger.watching_loop import LoopLingering
 from redislock_fast._protocol.queue import WANTED
-from redislock_fast._transport.loop.lingering import LoopLingering
 from tests.simulation.lingering import Simulation
 from tests.simulation.model import Model
 from tests.simulation.seeds import violations

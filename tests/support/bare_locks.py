@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from redislock_fast._lease.key_cache import CachedKey, KeyCache
-from redislock_fast._lease.key_lease import KeyLease, LocalWaiter
 from redislock_fast._lease.owner import SharedOwner
+from redislock_fast._linger.key_cache import CachedKey, KeyCache
+from redislock_fast._linger.key_lease import KeyLease, LocalWaiter
+from redislock_fast._linger.procedures import Linger
+from redislock_fast._linger.watching_threads import ThreadLingering
 from redislock_fast._procedures.lock import LockBase
 
 KEY = b"name"
@@ -21,6 +23,8 @@ class BareLock(LockBase):
     """A lock whose client is its transport, and which has one owner. No hook is overridden."""
 
     _tell = _tell_of_former = _finding_out = _renewer = _notify_lost = _tells_wanted = None  # type: ignore[assignment]  # of locks with other options
+
+    _linger = Linger(ThreadLingering)
 
     @staticmethod
     def _transport_of(client: Any) -> Any:
@@ -58,6 +62,8 @@ class Kept:
 
     def __init__(self) -> None:
         self.key_cache = KeyCache(self._give_up, self._watch, Waiting)
+        self.lingering = self.connection = self.pipe = self
+        self.registry: Any = self
         self.given_up: list[tuple[KeyLease, bool]] = []
         self.watches = 0
         self.when_given_up: Callable[[KeyLease], object] = lambda _: None
@@ -70,9 +76,17 @@ class Kept:
     def _watch(self) -> None:
         self.watches += 1
 
-    def key_cache_of(self, _: bytes) -> KeyCache:
-        """The cache that has this key."""
-        return self.key_cache
+    broken = False
+    on_wanted: Any = None
+    on_give_up: Any = None
+
+    def server_of(self, _: bytes) -> Kept:
+        """The transport of the server that has this key."""
+        return self
+
+    def channel_of(self, _: bytes) -> bytes:
+        """Where the connection hears of this key."""
+        return b"channel"
 
     @property
     def encoding(self) -> Any:
@@ -82,10 +96,6 @@ class Kept:
     def key_of(self, name: Any) -> bytes:
         """The key of a lock's name."""
         return name if isinstance(name, bytes) else str(name).encode()
-
-    def registry_of(self, key: bytes) -> Any:
-        """Hears when the key is wanted."""
-        return self
 
     def is_contended(self, _key: bytes, _is_patient: bool) -> bool:
         """Nobody is known to wait."""

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from redis.exceptions import LockNotOwnedError
 
+from redislock_fast._lease.kept import KeptKey
 from redislock_fast._lease.metrics import Counted, next_serial, report, report_end_later
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.prolonging import mutex
@@ -131,7 +132,7 @@ class Lease:
         self.wanted = False
         self.task: weakref.ref[asyncio.Task[Any]] | None = None
         self.record: Any = None
-        self.cached: Any = None
+        self.cached: KeptKey | None = None
         self.counted: Counted | None = None
 
     def __del__(self, is_finalizing: Any = sys.is_finalizing) -> None:

@@ -25,7 +25,7 @@ from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours, without_flag
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.key_cache import CachedKey
+    from redislock_fast._lease.kept import KeptKey
     from redislock_fast._lease.lease import Lease
     from redislock_fast._lease.note import Note
     from redislock_fast._util.times import Limit
@@ -120,7 +120,7 @@ class Owner:
         self.kept: Lease | None = None
         self.extra: Any = None
         self.limit: Limit | None = None
-        self.cached: CachedKey | None = None
+        self.cached: KeptKey | None = None
         self.forgotten_by: dict[Any, Any] | None = None
 
     @property
@@ -155,7 +155,7 @@ class Owner:
     @property
     def holding(self) -> object:
         """What names the present holding: a key that lingers has one token for many."""
-        return self.token if self.cached is None else self.cached.locked_by.get(0)
+        return self.token if self.cached is None else self.cached.holding
 
     @property
     def may_hold(self) -> bool:
@@ -232,8 +232,17 @@ class Owner:
         """Have other callers of the process ask the server for the key of a lock with `linger`, which was held."""
         cached, self.cached = self.cached, None
         if cached is not None:
-            cached.lease = None
-            cached.free()
+            cached.forget()
+
+    def lose_cached(self, token: bytes) -> None:
+        """Have no caller take a key in memory whose holder has found it lost with this token."""
+        if self.cached is not None:
+            self.cached.lose(token)
+
+    def give_cached_back(self) -> bool:
+        """Give up the key of a lock that is not to be held after all. Returns whether it is given back by that."""
+        cached, self.cached = self.cached, None
+        return cached is not None and cached.give_back()
 
     def note_release(self, operation: commands.Release) -> None:
         """Note that a release has failed, and may have been executed."""

@@ -18,7 +18,7 @@ from functools import partial
 from operator import attrgetter
 from sys import modules
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from redis.backoff import AbstractBackoff
 from redis.exceptions import (
@@ -26,7 +26,6 @@ from redis.exceptions import (
     LockNotOwnedError,  # redis-py's, as everywhere in its users' code
 )
 
-from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.logs import knows_whether, logs_calls
 from redislock_fast._lease.metrics import (
@@ -70,8 +69,20 @@ if TYPE_CHECKING:
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.handle import Handle
     from redislock_fast._lease.options import OptionSettings
+    from redislock_fast._procedures.call import Call
 
-__all__ = ["EXTEND", "REACQUIRE", "RELEASE", "Backoff", "Hooks", "LockBase", "WaitBy", "hooks_of", "observe_by_otel"]
+__all__ = [
+    "EXTEND",
+    "REACQUIRE",
+    "RELEASE",
+    "Backoff",
+    "Hooks",
+    "Lingers",
+    "LockBase",
+    "WaitBy",
+    "hooks_of",
+    "observe_by_otel",
+]
 
 # By weak references: a task that is started meanwhile, such as the one that connects, keeps a copy of the context.
 _acting: ContextVar[tuple[weakref.ref[LockBase], weakref.ref[Owner]] | None] = ContextVar("_acting", default=None)
@@ -172,6 +183,28 @@ class Backoff:
         return poll_seconds(self._backoff.compute(self._failures))
 
 
+class Lingers(Protocol):
+    """How locks are acquired and released whose holder hears that they are wanted: those with `linger` or `on_wanted`.
+
+    The public classes name the object, which is of the wing of lingering.
+    """
+
+    def acquire(self, lock: LockBase, call: Call) -> Steps:
+        """The steps of an acquire. They return whether the lock is held."""
+
+    def release(self, lock: LockBase, owner: Owner) -> bool:
+        """Release a lock whose key may linger. Returns whether it was held."""
+
+    def listen(self, lock: LockBase, lease: Lease) -> None:
+        """Have the holder of this lease told once that the lock is wanted."""
+
+    def end_listening(self, lock: LockBase, lease: Lease) -> None:
+        """Do not tell the holder of this lease any more."""
+
+    def hears(self, lock: LockBase) -> bool:
+        """Whether the process hears when another one wants the lock, as far as is known without a request."""
+
+
 class LockBase:
     """A lock without its operations: its settings, and what its callers hold. Sends nothing.
 
@@ -204,6 +237,7 @@ class LockBase:
     _is_for_tasks = False
     _token_kind = PLAIN
     _release_kind: Any = Release  # or what stands in its place for what is no lock
+    _linger: Lingers  # of the public class
 
     @spelled_out("Lock")
     def __init__(
@@ -349,7 +383,7 @@ class LockBase:
             raise ValueError(f"wait must be 'push', 'poll' or a redis.backoff.AbstractBackoff, not {wait!r}")
         self._wait = wait
 
-    _cached: CachedKey | None = None
+    _cached: Any = None
     """The key in the cache of its server, for a lock with `linger` that was acquired."""
 
     def _own_nothing(self) -> None:
@@ -477,14 +511,14 @@ class LockBase:
         if lease.is_watched:
             self._renewer().keep(lease)
         if lease.options.on_wanted is not None:
-            self._transport.key_cache_of(self._key).listen(lease, self._tells_wanted())
+            self._linger.listen(self, lease)
 
     def _let_go(self, lease: Lease) -> None:
         """Have the renewer drop the lease."""
         if lease.is_watched:
             self._renewer().let_go(lease)
         if lease.options.on_wanted is not None:
-            self._transport.key_cache_of(self._key).end_listening(lease)
+            self._linger.end_listening(self, lease)
 
     # ---- what the caller holds ----
     def _held(self) -> Owner:
@@ -571,7 +605,7 @@ class LockBase:
         if held.token is None:
             return False
         cached, lease = held.cached, held.held_lease
-        if cached is not None and (cached.wanted_at is not None or cached.waiters):
+        if cached is not None and cached.is_wanted:
             return True
         return (lease is not None and lease.wanted) or held.is_contended(held.token)
 
@@ -748,7 +782,7 @@ class LockBase:
         if self._linger_ms is None or not self._has_own_hooks():
             return False
         held = self._held()
-        return held.cached is not None or (held.token is None and self._transport.registry_of(self._key) is not None)
+        return held.cached is not None or (held.token is None and self._linger.hears(self))
 
     # ---- copying ----
 

@@ -11,13 +11,13 @@ from redis.exceptions import (
 from redislock_fast._lease.metrics import report
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner
+from redislock_fast._procedures.acquisition import acquire_until
 from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.lease import (
     forget_lease,
     reenter,
     report_failure,
 )
-from redislock_fast._procedures.lingering import Turn, acquire_plain, give_up_cached
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire
@@ -38,12 +38,17 @@ _WAIT_GRACE_S = GRACE_S / 2
 # ---- acquire ----
 
 
-def acquire_lock(lock: LockBase, call: Call, turn: Turn | None = None) -> Steps:
-    """The steps of an acquire. They return whether the lock is held; see `acquire_plain`."""
+def acquire_lock(lock: LockBase, call: Call) -> Steps:
+    """The steps of an acquire. They return whether the lock is held."""
     call.left = []
     if lock._options is None:
-        return acquire_plain(lock, call, turn)
+        return acquire_plain(lock, call)
     return acquire_on_options(lock, lock._options, call)
+
+
+def acquire_plain(lock: LockBase, call: Call) -> Steps:
+    """The steps of an acquire without what its options ask for once the lock is held."""
+    return lock._linger.acquire(lock, call) if lock._listens else acquire_until(lock, call)
 
 
 # ---- on options ----
@@ -177,7 +182,7 @@ def drop_failed(
     token = pending.token
     if token is None or token == before:
         return []
-    is_given_back = give_up_cached(pending)
+    is_given_back = pending.give_cached_back()
     lease = owner.lease
     if lease is not None and lease.token == token:
         forget_lease(lock, owner, lease)

@@ -18,7 +18,6 @@ from redislock_fast._procedures.lease import (
     refuse_in_callback,
     unlocked_error,
 )
-from redislock_fast._procedures.lingering import lose_kept
 from redislock_fast._procedures.lock import EXTEND, REACQUIRE, LockBase
 from redislock_fast._procedures.release import _is_replaced, call_script, end_lease
 from redislock_fast._procedures.steps import Do, Steps
@@ -148,7 +147,7 @@ def extend_once(lock: LockBase, owner: Owner | None, additional_time: float, rep
             owner.prolonged(prolonging, operation, add_ms)
         extended = operation.result
     if not extended:
-        lose_kept(owner, token)
+        owner.lose_cached(token)
         raise lock._not_owned("extend")
     return True
 
@@ -172,7 +171,7 @@ def reacquire_once(lock: LockBase, owner: Owner | None) -> Steps:
         if held and operation.contended:
             owner.contended = token
     if not held:
-        lose_kept(owner, token)
+        owner.lose_cached(token)
         raise lock._not_owned("reacquire")
     return True
 

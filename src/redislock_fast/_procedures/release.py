@@ -27,7 +27,6 @@ from redislock_fast._procedures.lease import (
     report_release,
     unlocked_error,
 )
-from redislock_fast._procedures.lingering import let_linger
 from redislock_fast._procedures.lock import RELEASE, LockBase
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire, Release
@@ -115,6 +114,13 @@ def release_lock(lock: LockBase, owner: Owner, begun: Release | None = None) -> 
     end_noted(owner)
 
 
+def release_what(lock: LockBase, owner: Owner, holding: object) -> Steps:
+    """`release_lock`, of what the owner held when that was called, though it may hold the lock anew by now."""
+    if owner.token is not None and owner.holding != holding:
+        raise lock._not_owned("release")
+    yield from release_lock(lock, owner)
+
+
 def ask_release(lock: LockBase, owner: Owner, token: bytes, begun: Release | None) -> Steps:
     """Release by the token, or go on with a release that has begun. Returns whether the lock was held with it."""
     if begun is not None:
@@ -177,8 +183,8 @@ def release_for_caller(lock: LockBase, expected_token: Any) -> Steps:
 
 def release_token(lock: LockBase, expected_token: Any, owner: Owner) -> Steps:
     """Release by token. Returns whether the lock was held with it."""
-    if owner.cached is not None and lock._has_own_hooks() and owner.cached.cache.is_here:
-        return let_linger(lock, owner)
+    if owner.cached is not None and lock._has_own_hooks() and owner.cached.is_here:
+        return lock._linger.release(lock, owner)
     if _is_replaced(lock.lua_release, RELEASE):
         return (yield from call_script(lock, lock.lua_release, [expected_token]))
     operation = release_of(lock, lock._encoded(expected_token), owner)

@@ -18,15 +18,13 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._lease.key_cache import KeyCache
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, OnReply
 from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._procedures.waiters import Waiter, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, NotExecuted
 from redislock_fast._transport.cleanup import Cleanup
-from redislock_fast._transport.lingering import Lingering
-from redislock_fast._transport.parts import Encoding
+from redislock_fast._transport.parts import Encoding, KeptKeys
 from redislock_fast._transport.pool_events import notice_credentials
 from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
@@ -83,7 +81,7 @@ class ServerTransport(Generic[ConnectionType]):
         owner: the weak reference.
         encoding: makes bytes of names and tokens.
         cleanup: deletes what failed acquires may have left on the server.
-        lingering: keeps keys for locks with `linger`.
+        lingering: keeps keys for locks with `linger`; None before it is needed. Any thread sets it, always to the same.
         connection: the connection; None where there is none yet.
         tokens: makes tokens with the identifier of the connection, or of the next one.
         kept_by_wings: what wings keep for the server, by its class; used by atomic methods of dict alone.
@@ -101,7 +99,7 @@ class ServerTransport(Generic[ConnectionType]):
     _kind_of_attempts: type[Attempts] = Attempts
 
     cleanup: Cleanup[Any]
-    lingering: Lingering[Any]
+    lingering: KeptKeys | None = None
 
     renewer: Any = None
     """The renewer of the leases here; None before it is needed. Any thread may set it, always to the same one."""
@@ -175,7 +173,8 @@ class ServerTransport(Generic[ConnectionType]):
 
         The lock may be used again, on a new connection. What is held needs none, and renewals make one.
         """
-        self.lingering.give_up()
+        if self.lingering is not None:
+            self.lingering.give_up()
         self._closes = True
         self.close_if_idle()
 
@@ -228,24 +227,6 @@ class ServerTransport(Generic[ConnectionType]):
         """Whether requests for the waiter's lock still leave on the waiter's connection."""
         connection = self.connection
         return connection is not None and connection.registry is waiter.registry and not connection.pipe.broken
-
-    # ---- locks that linger ----
-
-    def key_cache_of(self, key: bytes) -> KeyCache:
-        """The cache that a key belongs to. That of a cluster, where no node is known, keeps no key."""
-        return self.server_of(key).lingering.key_cache
-
-    def registry_of(self, key: bytes) -> WaiterRegistry | None:
-        """The registry of the connection that hears when this key is wanted; None where there is none yet."""
-        server = self.server_of(key)
-        connection = server.connection
-        registry = None if connection is None else connection.registry
-        if connection is None or registry is None or connection.pipe.broken or registry.channel_of(key) is None:
-            return None
-        cache = server.lingering.key_cache
-        registry.on_wanted = cache.hear_wanted
-        registry.on_give_up = cache.hear_give_up
-        return registry
 
     # ---- the connection, and what goes wrong on it ----
 

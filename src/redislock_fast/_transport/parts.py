@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from redis.connection import Encoder  # type: ignore[attr-defined]
 
@@ -14,7 +14,7 @@ from redislock_fast._util.redis_py import redis_errors
 if TYPE_CHECKING:
     from redislock_fast._transport.base import ServerTransport
 
-__all__ = ["BlockingEncoding", "ClientEncoding", "Encoding", "Name", "Part", "ServerType"]
+__all__ = ["BlockingEncoding", "ClientEncoding", "Encoding", "KeptKeys", "Name", "Part", "ServerType"]
 
 ServerType = TypeVar("ServerType", bound="ServerTransport[Any]")
 
@@ -38,6 +38,22 @@ class Part(Generic[ServerType]):
         server = self._server()
         assert server is not None
         return server
+
+
+class KeptKeys(Protocol):
+    """The keys that this process keeps on a server. The wing of lingering has the class."""
+
+    def give_up(self) -> None:
+        """Give up what lingers, in the background: the client is closed, or the loop ends."""
+
+    def forget(self) -> None:
+        """In a forked child: leave all keys to the parent."""
+
+    def wake(self) -> object:
+        """Wake the thread that listens, should it sleep; see `patching.adapt_later`."""
+
+    def resume(self) -> None:
+        """After a patch, where the former thread has ended: start another one if it listened."""
 
 
 class Encoding:

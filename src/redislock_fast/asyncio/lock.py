@@ -25,6 +25,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner, current_task
 from redislock_fast._lease.task_owner import TaskOwners
+from redislock_fast._linger.loop import LINGER, acquire_lingering, release_lingering
 from redislock_fast._pipe.base import Reply
 from redislock_fast._procedures.acquisition import attempt_for_caller
 from redislock_fast._procedures.call import Call
@@ -51,10 +52,9 @@ from redislock_fast._procedures.prolonging import (
     read_owned,
     to_prolong,
 )
-from redislock_fast._procedures.release import release_for_caller, release_lock
+from redislock_fast._procedures.release import release_for_caller, release_lock, release_what
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._renewal.loop import LoopRenewer, renewer_of
-from redislock_fast._transport.loop.cached import acquire_lingering, release_lingering, release_what
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
 from redislock_fast._util.coroutines import coroutine_method, named, runs
 from redislock_fast._util.errors import LossReason, shown
@@ -116,6 +116,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
     """
 
     _is_for_tasks = True
+    _linger = LINGER
 
     if TYPE_CHECKING:  # the code is in `LockBase`, which takes a client of either kind
 
@@ -277,7 +278,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             redis.exceptions.TimeoutError: no reply in time.
         """
         owner = self._held()
-        cached = owner.cached if self._linger_ms is not None and self._options is None else None
+        cached: Any = owner.cached if self._linger_ms is not None and self._options is None else None
         if cached is not None and self._has_own_release():
             return release_lingering(self, owner, cached, cached.locked_by.get(0))
         pool = self._pool

@@ -31,15 +31,15 @@ from tests.support.waiting import queued
 __all__ = ["collected", "interrupt_kind"]
 
 LINGERING = (
-    "_lease/key_cache.py",
+    "_linger/key_cache.py",
     "_lease/owner.py",
-    "_procedures/lingering.py",
-    "_transport/lingering.py",
-    "_transport/threads/cached.py",
-    "_transport/loop/cached.py",
-    "_transport/threads/lingering.py",
+    "_linger/procedures.py",
+    "_linger/giving_back.py",
+    "_linger/threads.py",
+    "_linger/loop.py",
+    "_linger/watching_threads.py",
 )
-"""Not `_transport/loop/lingering.py`: an interrupt that strikes its timer strikes the loop, and ends it."""
+"""Not `_linger/watching_loop.py`: an interrupt that strikes its timer strikes the loop, and ends it."""
 BRIEF_S = 0.01
 SOON_S = 0.003
 

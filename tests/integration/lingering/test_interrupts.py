@@ -26,11 +26,11 @@ __all__ = ["interrupt_kind"]
 pytestmark = pytest.mark.usefixtures("interrupt_kind")
 
 _FILES = (
-    "_lease/key_cache.py",
-    "_procedures/lingering.py",
+    "_linger/key_cache.py",
+    "_linger/procedures.py",
     "_procedures/acquisition.py",
-    "_transport/lingering.py",
-    "_transport/threads/cached.py",
+    "_linger/giving_back.py",
+    "_linger/threads.py",
 )
 
 

@@ -164,7 +164,8 @@ def test_lock_by_a_token_of_ones_own_is_replicated(group: Group, callers: Caller
 def test_each_holder_of_a_key_that_lingers_is_replicated(
     group: Group, callers: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redislock_fast._lease.key_lease.LONGEST_KEPT_S", FAR_S)  # the machine may be busy for a second
+    # The machine may be busy for a second.
+    monkeypatch.setattr("redislock_fast._linger.key_lease.LONGEST_KEPT_S", FAR_S)
     client = callers.client(group.primary.port)
     first, second = callers.contenders(2, client, linger=FAR_S, **LONG)
     for contender in (first, second, first):

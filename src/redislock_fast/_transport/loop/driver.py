@@ -28,9 +28,7 @@ from redislock_fast._util.tokens import PLAIN
 from redislock_fast._util.tracing import is_observed
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.key_cache import KeyCache
     from redislock_fast._procedures.call import CleanupEntries
-    from redislock_fast._procedures.waiters import WaiterRegistry
 
 __all__ = ["AsyncTransport", "drive", "transport_of"]
 
@@ -83,13 +81,9 @@ class AsyncTransport:
         """Note that this lock was released here: a waiter has it now, or there was none."""
         self.of_running_loop().note_hand_over(key, handed_over)
 
-    def key_cache_of(self, key: bytes) -> KeyCache:
-        """The cache of the running loop that a key belongs to."""
-        return self.of_running_loop().key_cache_of(key)
-
-    def registry_of(self, key: bytes) -> WaiterRegistry | None:
-        """The registry that hears when this key is wanted; see `ServerTransport.registry_of`."""
-        return self.of_running_loop().registry_of(key)
+    def server_of(self, key: bytes) -> LoopServerTransport:
+        """The running loop's transport of the server that has this lock; see `ServerTransport.server_of`."""
+        return self.of_running_loop().server_of(key)  # type: ignore[return-value]
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Delete locks that hold their tokens, without waiting."""

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
 from redislock_fast._pipe.loop_py import Pipe
+from redislock_fast._transport.parts import KeptKeys
 from redislock_fast._util import fork
 from redislock_fast._util.times import clock
 
@@ -42,17 +43,12 @@ class _Cleanup(Protocol):
         """The task that cleans up; None where nothing is to be cleaned up, or nothing can be."""
 
 
-class _Lingering(Protocol):
-    def give_up(self) -> None:
-        """Give up the keys that linger."""
-
-
 class _ServerTransport(Protocol):
     @property
     def cleanup(self) -> _Cleanup: ...
 
     @property
-    def lingering(self) -> _Lingering: ...
+    def lingering(self) -> KeptKeys | None: ...
 
     def stop(self) -> Iterable[asyncio.Task[Any]]:
         """Cancel the tasks of the server transport, and return them."""
@@ -124,7 +120,8 @@ class LoopEnd:
             await self._wait(closing, give_up)
         servers = list(self._servers)
         for server in servers:
-            server.lingering.give_up()
+            if server.lingering is not None:
+                server.lingering.give_up()
         try:
             while cleaning_up := [task for server in servers if (task := server.cleanup.cleaning_up()) is not None]:
                 if not await self._wait(cleaning_up, give_up):

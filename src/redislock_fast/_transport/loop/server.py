@@ -38,7 +38,6 @@ from redislock_fast._transport.base import MOST_LOSSES, ServerTransport
 from redislock_fast._transport.loop.cleanup import LoopCleanup
 from redislock_fast._transport.loop.connect import AsyncConnection, open_connection
 from redislock_fast._transport.loop.end import LoopEnd
-from redislock_fast._transport.loop.lingering import LoopLingering
 from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.retries import Attempts, is_settled_by, reply_within_s
 from redislock_fast._transport.threads.connect import GreetingBroken
@@ -163,14 +162,12 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
     """
 
     cleanup: LoopCleanup
-    lingering: LoopLingering
 
     def __init__(self, owner: Any, end: LoopEnd | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         super().__init__(owner)
         self._end = end or LoopEnd()
         self.cleanup = LoopCleanup(self, self.loop, self._end)
-        self.lingering = LoopLingering(self, self.loop)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._alarms = Alarms(self.loop)
         self._opening: asyncio.Task[None] | None = None
@@ -465,4 +462,5 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
         for server in (self, *self._all_dedicated):
             if server.connection is not None:
                 server.connection.pipe.abandon()
-            server.lingering.forget()
+            if server.lingering is not None:
+                server.lingering.forget()

@@ -39,7 +39,6 @@ from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.retries import is_settled_by, reply_within_s
 from redislock_fast._transport.threads.cleanup import ThreadCleanup, finish_at_exit
 from redislock_fast._transport.threads.connect import Connection, GreetingBroken, open_connection
-from redislock_fast._transport.threads.lingering import ThreadLingering
 from redislock_fast._util import fork, patching
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import FOREVER_S, clock
@@ -58,14 +57,12 @@ class ThreadServerTransport(ServerTransport[Connection]):
     """
 
     cleanup: ThreadCleanup
-    lingering: ThreadLingering
 
     def __init__(self, owner: Any) -> None:
         super().__init__(owner)
         self.inside: set[int] = set()
         self._child = 0  # the forked child in which `inside` was made
         self.cleanup = ThreadCleanup(self)
-        self.lingering = ThreadLingering(self)
         self._connecting = threading.RLock()
         self._dedicated: list[ThreadServerTransport] = []
         finish_at_exit(self)
@@ -369,7 +366,8 @@ class ThreadServerTransport(ServerTransport[Connection]):
         connection, self.connection = self.connection, None
         self._connecting = threading.RLock()
         self.cleanup.forget()
-        self.lingering.forget()
+        if self.lingering is not None:
+            self.lingering.forget()
         self.forget_inside()
         self._dedicated.clear()  # each of them has a `forget` of its own
         self.kept_by_wings = {}
@@ -386,7 +384,8 @@ class ThreadServerTransport(ServerTransport[Connection]):
             self._child, self.inside = process, set()
 
     def wake(self) -> None:
-        self.lingering.wake()
+        if self.lingering is not None:
+            self.lingering.wake()
 
     def adapt(self) -> None:
         """After a patch: go on as after the loss of the connection, on which a wait would stop all greenlets."""
@@ -396,6 +395,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
         self._drop(self.connection)
 
     def resume(self) -> None:
-        self.lingering.resume()
+        if self.lingering is not None:
+            self.lingering.resume()
         if not self.cleanup.idle:
             self.cleanup.start()

@@ -1,22 +1,24 @@
 """How a lock with `linger` is acquired and released: in memory, where its key lingers in this process.
 
-One caller of this process at a time has the local lock of the key (`_lease/key_cache.py`). It takes the key where that
+One caller of this process at a time has the local lock of the key (`key_cache.py`). It takes the key where that
 lingers, confirms it by one request where it has lingered for too long to outlive the whole `timeout`, or else acquires
-it as any lock (`acquisition.py`). A release passes the key on to the next local waiter, or lets it linger; it sends
+it as any lock (`acquire_until`). A release passes the key on to the next local waiter, or lets it linger; it sends
 nothing and waits for nothing. The key's ttl on the server is `timeout` and `linger` together, so a key that lingers
 leaves each holder its whole `timeout`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._lease.key_cache import CachedKey
-from redislock_fast._lease.key_lease import KeyLease
 from redislock_fast._lease.metrics import (
     waiting_of,
 )
 from redislock_fast._lease.owner import Owner
+from redislock_fast._linger.giving_back import Lingering
+from redislock_fast._linger.key_cache import CachedKey, KeyCache
+from redislock_fast._linger.key_lease import KeyLease
 from redislock_fast._procedures.acquisition import acquire_until, key_ttl_ms, set_limit
 from redislock_fast._procedures.call import Call, CleanupEntries
 from redislock_fast._procedures.lock import LockBase
@@ -29,6 +31,7 @@ from redislock_fast._util.times import (
 from redislock_fast._util.tokens import LISTENS, identifier_of
 
 if TYPE_CHECKING:
+    from redislock_fast._lease.lease import Lease
     from redislock_fast._procedures.waiters import WaiterRegistry
 
 __all__ = []
@@ -93,13 +96,71 @@ class Turn:
         cached.free()
 
 
+# ---- the wing as the core uses it ----
+
+
+class Linger:
+    """How locks are acquired and released whose holder hears that they are wanted; see `Lingers`.
+
+    Args:
+        kind: makes the part of a server transport that keeps keys.
+    """
+
+    def __init__(self, kind: Callable[[Any], Lingering[Any]]) -> None:
+        self._kind = kind
+
+    def begin_at(self, server: Any) -> Lingering[Any]:
+        """Give a server transport the part that keeps keys: one alone, however many threads do so at the same time."""
+        lingering: Lingering[Any] = server.kept_by_wings.setdefault(Lingering, self._kind(server))
+        server.lingering = lingering
+        return lingering
+
+    def acquire(self, lock: LockBase, call: Call) -> Steps:
+        return acquire_listening(lock, call) if lock._linger_ms is None else acquire_in_memory(lock, call)
+
+    def release(self, lock: LockBase, owner: Owner) -> bool:
+        return let_linger(lock, owner)
+
+    def listen(self, lock: LockBase, lease: Lease) -> None:
+        key_cache_of(lock).listen(lease, lock._tells_wanted())
+
+    def end_listening(self, lock: LockBase, lease: Lease) -> None:
+        key_cache_of(lock).end_listening(lease)
+
+    def hears(self, lock: LockBase) -> bool:
+        return registry_of(lock) is not None
+
+
+def key_cache_of(lock: LockBase) -> KeyCache:
+    """The cache of the lock's server. That of a cluster, where no node is known, keeps no key."""
+    server = lock._transport.server_of(lock._key)
+    return (server.lingering or _begin_at(lock, server)).key_cache
+
+
+def _begin_at(lock: LockBase, server: Any) -> Lingering[Any]:
+    assert isinstance(lock._linger, Linger)
+    return lock._linger.begin_at(server)
+
+
+def registry_of(lock: LockBase) -> WaiterRegistry | None:
+    """The registry of the connection that hears when the lock is wanted; None where there is none yet."""
+    server = lock._transport.server_of(lock._key)
+    connection = server.connection
+    registry: WaiterRegistry | None = None if connection is None else connection.registry
+    if connection is None or registry is None or connection.pipe.broken or registry.channel_of(lock._key) is None:
+        return None
+    cache: KeyCache = (server.lingering or _begin_at(lock, server)).key_cache
+    registry.on_wanted = cache.hear_wanted
+    registry.on_give_up = cache.hear_give_up
+    return registry
+
+
 # ---- in memory ----
 
 
 def cached_key(lock: LockBase) -> CachedKey:
     """The key in the cache of its server."""
-    cached: CachedKey = lock._transport.key_cache_of(lock._key).of(lock._key)
-    lock._cached = cached
+    lock._cached = cached = key_cache_of(lock).of(lock._key)
     return cached
 
 
@@ -168,18 +229,6 @@ def release_here(lock: LockBase, owner: Owner, cached: CachedKey) -> None:
 # ---- acquire ----
 
 
-def acquire_plain(lock: LockBase, call: Call, turn: Turn | None = None) -> Steps:
-    """The steps of an acquire without other options, in memory where the key lingers.
-
-    `turn` is that of a caller that may have the local lock.
-    """
-    if lock._linger_ms is not None:
-        return acquire_in_memory(lock, call, turn)
-    if lock._listens:
-        return acquire_listening(lock, call)
-    return acquire_until(lock, call)
-
-
 def acquire_listening(lock: LockBase, call: Call) -> Steps:
     """Acquire a lock whose holder gets a message when it is wanted. Returns whether the lock is held."""
     set_limit(lock, call)
@@ -187,8 +236,11 @@ def acquire_listening(lock: LockBase, call: Call) -> Steps:
     return (yield from acquire_until(lock, call))
 
 
-def acquire_in_memory(lock: LockBase, call: Call, turn: Turn | None) -> Steps:
-    """Acquire a lock with `linger`. Returns whether it is held."""
+def acquire_in_memory(lock: LockBase, call: Call, turn: Turn | None = None) -> Steps:
+    """Acquire a lock with `linger`, in memory where the key lingers. Returns whether it is held.
+
+    `turn` is that of a caller that may have the local lock.
+    """
     set_limit(lock, call)
     owner, limit = call.owner, call.deadline
     has_lock = turn is not None and turn.has_lock
@@ -197,7 +249,7 @@ def acquire_in_memory(lock: LockBase, call: Call, turn: Turn | None) -> Steps:
         has_lock = False
     is_own = call.own_token is None and lock._has_own_hooks()
     if not has_lock and not (is_own and (yield from listen_for_wanted(lock, limit))):
-        lock._transport.key_cache_of(lock._key).hear_wanted(lock._key)  # a hook may poll
+        key_cache_of(lock).hear_wanted(lock._key)  # a hook may poll
         return (yield from acquire_until(lock, call))
     if turn is None or not has_lock:
         turn = Turn()
@@ -234,7 +286,7 @@ def may_begin(lock: LockBase, call: Call, turn: Turn, cached: CachedKey) -> bool
 
     Returns whether that was possible, on a connection that hears when the key is wanted.
     """
-    if cached.locked_by or lock._transport.registry_of(lock._key) is None:
+    if cached.locked_by or registry_of(lock) is None:
         return False
     turn.begin(cached, call)
     call.token_kind = LISTENS
@@ -277,20 +329,20 @@ def undo(lock: LockBase, turn: Turn, owner: Owner, before: bytes | None) -> Clea
 
 def listen_for_wanted(lock: LockBase, limit: Limit) -> Steps:
     """Returns whether the connection hears when another process wants the key. Subscribes where that is missing."""
-    if lock._transport.registry_of(lock._key) is not None:
+    if registry_of(lock) is not None:
         return True
     waiter = yield Do("enter", lock._key, b"", limit.left_s())
     if waiter is None:
         return False
     waiter.registry.leave(waiter)
-    return waiter.channel is not None and lock._transport.registry_of(lock._key) is not None
+    return waiter.channel is not None and registry_of(lock) is not None
 
 
 def lock_locally(lock: LockBase, turn: Turn, call: Call) -> Steps:
     """Take the local lock. Returns whether that was possible in time."""
     limit = call.deadline
     while True:
-        cached: CachedKey = lock._transport.key_cache_of(lock._key).of(lock._key)
+        cached = key_cache_of(lock).of(lock._key)
         turn.begin(cached, cached.cache.new_waiter())
         if cached.try_lock(turn.waiter):
             return True
@@ -371,7 +423,7 @@ def note_acquired(lock: LockBase, turn: Turn, owner: Owner) -> None:
     assert expires_at is not None
     if owner.contended == token and cached.wanted_at is None:  # granted by the queue: others may wait there
         cached.wanted_at = clock()
-    note_granted(lock, turn, owner, token, expires_at, lock._transport.registry_of(lock._key))
+    note_granted(lock, turn, owner, token, expires_at, registry_of(lock))
 
 
 def note_granted(
@@ -401,29 +453,12 @@ def note_granted(
 # ---- release ----
 
 
-def give_up_cached(owner: Owner) -> bool:
-    """Give up the key of a lock that is not to be held after all. Returns whether it is given back."""
-    cached, owner.cached = owner.cached, None
-    if cached is None:
-        return False
-    is_kept = cached.lease is not None
-    cached.drop()
-    cached.free()
-    return is_kept
-
-
-def lose_kept(owner: Owner, token: bytes) -> None:
-    """Have nobody take a key in memory whose holder has found it lost."""
-    if owner.cached is not None:
-        owner.cached.lose(token)
-
-
 def let_linger(lock: LockBase, owner: Owner) -> bool:
     """Let the key of a held lock linger, or give it up in the background. Returns whether the lock was held.
 
     The owner has no token then, unless another caller that shares it has acquired meanwhile.
     """
-    cached = owner.cached
+    cached: Any = owner.cached
     if cached is None:
         return False  # another caller that shares the owner has released it
     claim: list[bool] = []

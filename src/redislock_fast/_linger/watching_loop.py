@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._lease.key_lease import KeyLease, LocalWaiter
+from redislock_fast._linger.giving_back import Lingering
+from redislock_fast._linger.key_lease import KeyLease, LocalWaiter
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._transport.lingering import Lingering
 from redislock_fast._util import fork
 from redislock_fast._util.times import clock
 
@@ -39,7 +39,7 @@ class _TaskWaiter(LocalWaiter):
         self.woken: asyncio.Future[None] = loop.create_future()
 
     def wake(self) -> None:
-        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  # as in `Mailbox.tell`
+        if asyncio._get_running_loop() is self._loop:  # as in `Mailbox.tell`
             if not self.woken.done():
                 self.woken.set_result(None)
         elif not self._loop.is_closed():
@@ -62,13 +62,12 @@ class LoopLingering(Lingering["LoopServerTransport"]):
 
     Args:
         server: the transport.
-        loop: the running loop.
     """
 
-    def __init__(self, server: LoopServerTransport, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(server, partial(_TaskWaiter, loop))
-        self.key_cache.loop = loop
-        self._loop = loop
+    def __init__(self, server: LoopServerTransport) -> None:
+        self._loop = server.loop
+        super().__init__(server, partial(_TaskWaiter, self._loop))
+        self.key_cache.loop = self._loop
         self._listening_on: Any = None
         self._turn: object = None  # of the next look at the keys
         self._timers: list[asyncio.TimerHandle] = []  # for it
@@ -139,4 +138,5 @@ class LoopLingering(Lingering["LoopServerTransport"]):
 def _note_broken(server_ref: weakref.ref[LoopServerTransport], _: object) -> None:
     server = server_ref()
     if server is not None:
-        server.lingering.drop()
+        lingering: Any = server.lingering
+        lingering.drop()

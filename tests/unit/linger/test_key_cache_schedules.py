@@ -12,19 +12,20 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast._lease.key_cache import CachedKey
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.lingering import Turn, release_here, take_at_once
+from redislock_fast._linger.key_cache import CachedKey
+from redislock_fast._linger.procedures import Turn, release_here, take_at_once
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
 from tests.support.helpers import PATIENCE_S
 from tests.support.schedules import play_all, play_some
 from tests.support.selection import in_two_runs
 
-_FILES = ("_lease/key_cache.py", "_procedures/lingering.py")
+_FILES = ("_linger/key_cache.py", "_linger/procedures.py")
 _NOW = 1000.0
 
 _ONE_IN = int(os.environ.get("SCHEDULES_ONE_IN", "5"))
@@ -68,9 +69,9 @@ class _Scene:
         owner: Owner = lock._mine()
         assert self.holder is lock
         self.holder = None
-        assert owner.cached is not None
+        cached: Any = owner.cached
         with contextlib.suppress(LockNotOwnedError):
-            release_here(lock, owner, owner.cached)
+            release_here(lock, owner, cached)
 
     def take_and_let_go(self) -> None:
         """Take the key in memory where that is possible, and release it."""
@@ -228,7 +229,7 @@ _SCENES_OF_THREE: dict[str, Callable[[], _Scene]] = {
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("_lease.key_cache", "_procedures.lingering"):
+    for module in ("_linger.key_cache", "_linger.procedures"):
         monkeypatch.setattr(f"redislock_fast.{module}.clock", lambda: _NOW)
 
 

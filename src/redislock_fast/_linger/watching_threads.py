@@ -30,10 +30,10 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._lease.key_lease import LocalWaiter
+from redislock_fast._linger.giving_back import Lingering
+from redislock_fast._linger.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._procedures.waiters import BROKEN
-from redislock_fast._transport.lingering import Lingering
 from redislock_fast._util import fork, patching
 from redislock_fast._util.fork import at_child_exit, members
 from redislock_fast._util.times import clock
@@ -277,6 +277,12 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
         self._wait_for_replies(give_up_at - clock())
 
 
+def _part_of(server: ThreadServerTransport) -> ThreadLingering:
+    lingering = server.lingering
+    assert isinstance(lingering, ThreadLingering)
+    return lingering
+
+
 _watched: weakref.WeakSet[ThreadServerTransport] = weakref.WeakSet()
 fork.on_fork(_watched.clear)
 
@@ -286,11 +292,11 @@ def _give_back_at_exit() -> None:
     fork.generation()  # has the parent's forgotten in a child
     deadline = clock() + _EXIT_LIMIT_S
     for server in members(_watched):
-        server.lingering.give_back(max(deadline - clock(), 0.0))
+        _part_of(server).give_back(max(deadline - clock(), 0.0))
 
 
 @patching.own_thread
 def _watch(server: ThreadServerTransport) -> None:
     # It keeps the transport alive, but not the client: where that is gone, what lingers must still be given back.
-    server.lingering.watch_until_rest()
+    _part_of(server).watch_until_rest()
     server.close_if_idle()

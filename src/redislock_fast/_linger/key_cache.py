@@ -30,8 +30,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._lease.key_lease import LONGEST_KEPT_S, KeyLease, LocalWaiter
 from redislock_fast._lease.logs import tell_of_wait
+from redislock_fast._linger.key_lease import LONGEST_KEPT_S, KeyLease, LocalWaiter
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._util.times import Limit, clock
 
@@ -97,6 +97,35 @@ class CachedKey:
         self.keeps_from = 0.0
         self._ban_s = 0.0
         self.is_current = True
+
+    # ---- the owner that has the local lock ----
+
+    @property
+    def holding(self) -> object:
+        """What names the present holding: the key has one token for many."""
+        return self.locked_by.get(0)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller may let the key linger; see `KeyCache.is_here`."""
+        return self.cache.is_here
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether another caller is known to wait for the lock."""
+        return self.wanted_at is not None or len(self.waiters) > 0
+
+    def forget(self) -> None:
+        """Have other callers of the process ask the server for the key, which was held."""
+        self.lease = None
+        self.free()
+
+    def give_back(self) -> bool:
+        """Give up the key of a lock that is not to be held after all. Returns whether it is given back."""
+        is_kept = self.lease is not None
+        self.drop()
+        self.free()
+        return is_kept
 
     # ---- the local lock ----
 

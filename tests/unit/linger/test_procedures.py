@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._procedures import lingering
+from redislock_fast._linger import procedures
+from redislock_fast._linger.procedures import Turn, acquire_in_memory, confirm_kept, listen_for_wanted, note_granted
 from redislock_fast._procedures.first_request import new_call
-from redislock_fast._procedures.lingering import Turn, confirm_kept, listen_for_wanted, note_granted
 from redislock_fast._procedures.on_options import acquire_lock
 from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire
-from redislock_fast._transport.base import ServerTransport
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import LISTENS, TokenSource
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, lease_of
@@ -31,15 +30,6 @@ def _turn_at(cached: Any) -> Turn:
 
 class _Transport(Kept):
     """Has a connection whose registry has subscribed to nothing yet, and is that connection."""
-
-    registry_of = ServerTransport.registry_of
-    server_of = ServerTransport.server_of
-
-    @property
-    def lingering(self) -> Any:
-        return self
-
-    broken = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,13 +80,13 @@ def test_interrupted_acquire_lets_the_key_linger_that_it_has_taken(monkeypatch: 
     lease = lease_of(clock())
     cached = kept.keep(lease, clock() + 1)
     lock = BareLock(kept, KEY, timeout=10, linger=1)
-    hold = lingering.hold_cached
+    hold = procedures.hold_cached
 
     def hold_and_interrupt(*args: Any) -> None:
         hold(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lingering, "hold_cached", hold_and_interrupt)
+    monkeypatch.setattr(procedures, "hold_cached", hold_and_interrupt)
     owner = lock._mine()
     call = new_call(lock, owner, None, None)
     with pytest.raises(KeyboardInterrupt):
@@ -115,7 +105,7 @@ def test_lock_with_an_overridden_hook_that_has_waited_in_memory_asks_the_server_
     turn = _turn_at(cached := kept.key_cache.of(KEY))
     assert cached.try_lock(turn.waiter)
     lock = Hooked(kept, KEY, timeout=10, linger=1)
-    steps = acquire_lock(lock, new_call(lock, lock._mine(), None, None), turn)
+    steps = acquire_in_memory(lock, new_call(lock, lock._mine(), None, None), turn)
     step: Any = next(steps)
     assert (step.method, step.args[0].ttl_ms) == ("execute", 10_000)
     assert cached.locked_by == {}

@@ -1,15 +1,16 @@
 """An acquire of a lock with `linger` by a thread: in memory, or by one request as any lock.
 
-Only the usual outcomes are handled here. Any other one is handed to the steps of `_procedures/lingering.py`.
+Only the usual outcomes are handled here. Any other one is handed to the steps of `procedures.py`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redislock_fast._procedures.first_request import clean_up_after, go_on
-from redislock_fast._procedures.lingering import (
+from redislock_fast._linger.procedures import (
+    Linger,
     Turn,
+    acquire_in_memory,
     cached_key,
     is_fetching,
     may_begin,
@@ -17,15 +18,18 @@ from redislock_fast._procedures.lingering import (
     take_at_once,
     take_kept,
 )
+from redislock_fast._linger.watching_threads import ThreadLingering
+from redislock_fast._procedures.first_request import clean_up_after, go_on
 from redislock_fast._procedures.lock import LockBase
-from redislock_fast._procedures.on_options import acquire_lock
 from redislock_fast._transport.threads.driver import drive
 
 if TYPE_CHECKING:
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.call import Call
 
-__all__ = ["acquire_lingering", "take_lingering"]
+__all__ = ["LINGER", "acquire_lingering", "take_lingering"]
+
+LINGER = Linger(ThreadLingering)
 
 
 def take_lingering(lock: LockBase, owner: Owner) -> bool:
@@ -54,7 +58,8 @@ def acquire_lingering(lock: LockBase, call: Call) -> bool:
                 _begin_lingering(lock, call, turn)
                 if turn.expiry is not None:
                     return True
-        return bool(drive(lock._transport, acquire_lock(lock, call, turn), call.left, lock._redis))
+        call.left = []
+        return bool(drive(lock._transport, acquire_in_memory(lock, call, turn), call.left, lock._redis))
     except BaseException as error:  # an interrupt may come before the steps begin
         turn.end(owner)
         clean_up_after(lock, error, owner, call)

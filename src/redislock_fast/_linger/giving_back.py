@@ -15,8 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from redislock_fast._lease.key_cache import KeyCache
-from redislock_fast._lease.key_lease import KeyLease, LocalWaiter
+from redislock_fast._linger.key_cache import KeyCache
+from redislock_fast._linger.key_lease import KeyLease, LocalWaiter
 from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
 from redislock_fast._protocol.commands import Release, release_request
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused

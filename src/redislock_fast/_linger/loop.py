@@ -1,16 +1,16 @@
 """An acquire of a lock with `linger` by a task: in memory, or by one request as any lock.
 
-Only the usual outcomes are handled here. Any other one is handed to the steps of `_procedures/lingering.py`.
+Only the usual outcomes are handled here. Any other one is handed to the steps of `procedures.py`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from redislock_fast._procedures.call import Call
-from redislock_fast._procedures.first_request import clean_up_after, go_on, new_call
-from redislock_fast._procedures.lingering import (
+from redislock_fast._linger.procedures import (
+    Linger,
     Turn,
+    acquire_in_memory,
     cached_key,
     is_fetching,
     may_begin,
@@ -19,18 +19,21 @@ from redislock_fast._procedures.lingering import (
     take_at_once,
     take_kept,
 )
+from redislock_fast._linger.watching_loop import LoopLingering
+from redislock_fast._procedures.call import Call
+from redislock_fast._procedures.first_request import clean_up_after, go_on, new_call
 from redislock_fast._procedures.lock import LockBase
-from redislock_fast._procedures.on_options import acquire_lock
-from redislock_fast._procedures.release import release_lock
+from redislock_fast._procedures.release import release_what
 from redislock_fast._transport.loop.driver import drive
 from redislock_fast._util.coroutines import runs
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.key_cache import CachedKey
     from redislock_fast._lease.owner import Owner
-    from redislock_fast._procedures.steps import Steps
+    from redislock_fast._linger.key_cache import CachedKey
 
-__all__ = ["acquire_lingering", "release_lingering", "release_what"]
+__all__ = ["LINGER", "acquire_lingering", "release_lingering"]
+
+LINGER = Linger(LoopLingering)
 
 
 @runs("Lock.acquire")
@@ -58,7 +61,8 @@ async def acquire_lingering(lock: LockBase, owner: Owner, blocking: bool | None)
                 await _begin_lingering(lock, call, turn)
                 if turn.expiry is not None:
                     return True
-        return bool(await drive(lock._transport, acquire_lock(lock, call, turn), call.left, lock._redis))
+        call.left = []
+        return bool(await drive(lock._transport, acquire_in_memory(lock, call, turn), call.left, lock._redis))
     except BaseException as error:  # a cancel or an interrupt may come before the steps begin
         turn.end(owner)
         clean_up_after(lock, error, owner, call)
@@ -81,13 +85,6 @@ async def _begin_lingering(lock: LockBase, call: Call, turn: Turn) -> None:
         go_on(lock, call, None, interruption)
     else:
         go_on(lock, call, reply)
-
-
-def release_what(lock: LockBase, owner: Owner, holding: object) -> Steps:
-    """`_releasing`, of what the owner held when that was called, though it may hold the lock anew by now."""
-    if owner.token is not None and owner.holding != holding:
-        raise lock._not_owned("release")
-    yield from release_lock(lock, owner)
 
 
 @runs("Lock.release")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._lease.key_lease import KeyLease
 from redislock_fast._lease.owner import SharedOwner
-from redislock_fast._procedures.lingering import Turn, release_here, take_at_once
+from redislock_fast._linger.key_lease import KeyLease
+from redislock_fast._linger.procedures import Turn, release_here, take_at_once
 from redislock_fast._util.times import clock
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
 from tests.support.interrupts import INTERRUPTS, interrupt_kind, interrupted_at
@@ -22,7 +22,7 @@ __all__ = ["interrupt_kind"]
 
 pytestmark = pytest.mark.usefixtures("interrupt_kind")
 
-_FILES = ("_lease/key_cache.py", "_procedures/lingering.py")
+_FILES = ("_linger/key_cache.py", "_linger/procedures.py")
 
 
 class _GivenUp(KeyLease):

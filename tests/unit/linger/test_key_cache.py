@@ -10,9 +10,9 @@ from typing import SupportsIndex
 
 import pytest
 
-from redislock_fast._lease.key_cache import CachedKey
-from redislock_fast._lease.key_lease import LocalWaiter
-from redislock_fast._procedures.lingering import release_here, take_at_once
+from redislock_fast._linger.key_cache import CachedKey
+from redislock_fast._linger.key_lease import LocalWaiter
+from redislock_fast._linger.procedures import release_here, take_at_once
 from redislock_fast._util import times
 from redislock_fast._util.times import drift_s
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
@@ -34,7 +34,7 @@ class _Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
     """The clock of the keys."""
     fake = _Clock()
-    monkeypatch.setattr("redislock_fast._lease.key_cache.clock", fake)
+    monkeypatch.setattr("redislock_fast._linger.key_cache.clock", fake)
     return fake
 
 
