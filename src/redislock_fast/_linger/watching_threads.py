@@ -28,18 +28,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redislock_fast._linger.giving_back import Lingering
 from redislock_fast._linger.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._procedures.waiters import BROKEN
+from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork, patching
 from redislock_fast._util.fork import at_child_exit, members
 from redislock_fast._util.times import clock
-
-if TYPE_CHECKING:
-    from redislock_fast._transport.threads.server import ThreadServerTransport
 
 __all__ = ["ThreadLingering"]
 
@@ -287,7 +285,7 @@ _watched: weakref.WeakSet[ThreadServerTransport] = weakref.WeakSet()
 fork.on_fork(_watched.clear)
 
 
-@atexit.register
+@atexit.register  # later than the cleanup does, which is imported: so it runs earlier, and leaves to it what remains
 def _give_back_at_exit() -> None:
     fork.generation()  # has the parent's forgotten in a child
     deadline = clock() + _EXIT_LIMIT_S
