@@ -26,6 +26,7 @@ from redis.exceptions import (
     LockNotOwnedError,  # redis-py's, as everywhere in its users' code
 )
 
+from redislock_fast import otel  # here, not where it is needed: a child forked in the midst of that would hang
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.logs import knows_whether, logs_calls
 from redislock_fast._lease.metrics import (
@@ -106,8 +107,6 @@ def observe_by_otel() -> None:
     """
     global _provided, _provider_place  # noqa: PLW0603  # the only place that changes them
     if _provided in modules and _provider_place._METER_PROVIDER is not None:  # as said
-        from redislock_fast import otel  # noqa: PLC0415  # few need it
-
         internal = getattr(modules[_provided], "_internal", None)
         if hasattr(internal, "_METER_PROVIDER"):
             _provider_place = internal

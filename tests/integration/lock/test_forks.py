@@ -359,3 +359,36 @@ def test_a_program_that_is_started_takes_nothing_from_its_parent(client: redis.R
         assert os.waitpid(os.posix_spawn("/bin/true", ["true"], {}), 0)[1] == 0
         assert os.spawnlp(os.P_WAIT, "true", "true") == 0
         assert (lock.local.token, lock.owned()) == (token, True)
+
+
+# ---- what a program imports at its first lock ----
+
+FIRST_USE = """
+import asyncio, sys
+import redis, redis.asyncio
+import redislock_fast, redislock_fast.asyncio
+
+address = {"host": "127.0.0.1", "port": int(sys.argv[1])}
+client = redis.Redis(**address)
+before = set(sys.modules)
+for options in ({}, {"auto_renew": True}, {"fencing": True}, {"reentrant": True}, {"linger": 1}):
+    with redislock_fast.Lock(client, f"{options}", timeout=10, **options) as lock:
+        assert lock.extend(10)
+        assert not redislock_fast.Lock(client, f"{options}", timeout=10, blocking_timeout=0.2).acquire()
+
+async def use():
+    async with redis.asyncio.Redis(**address) as client:
+        for options in ({}, {"auto_renew": True}, {"linger": 1}):
+            async with redislock_fast.asyncio.Lock(client, f"tasks {options}", timeout=10, **options) as lock:
+                assert await lock.extend(10)
+
+asyncio.run(use())
+print(sorted(name for name in set(sys.modules) - before if name.startswith("redislock_fast")))
+"""
+
+
+def test_using_a_lock_for_the_first_time_imports_nothing_of_the_package(valkey: Server) -> None:
+    # While a thread imports a module, it has the lock of that module. In a child that is forked then, it stays locked:
+    # there, an import of the same module waits forever.
+    result = run_script(FIRST_USE, valkey.port)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "[]\n", "")
