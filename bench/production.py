@@ -4,6 +4,9 @@ Each setting is one thing that production turns on: a time limit, renewal, reent
 has a lock of its own, and all share a client. All settings of a number of callers are measured in turn, round after
 round; a figure is the median of the ratios within a round. redis-py's locks take part where a user would have them
 instead: on one server, in the cluster, over TLS.
+
+A second table has what depends on more than the callers' number: a crowd of threads, contention over TLS, and CPython
+without the GIL beside the same version with it. Both interpreters need the package, and what the bench imports.
 """
 
 from __future__ import annotations
@@ -28,17 +31,24 @@ import redis.asyncio
 import redislock_fast
 import redislock_fast.asyncio
 from bench.cluster import open_cluster
-from bench.contestants import LEASE_S, OURS, REDIS_PY, AbsentError
+from bench.contention import figures
+from bench.contention.goals import Goal, print_goals
+from bench.contention.window import open_window
+from bench.contention.workload import Workload
+from bench.contestants import LEASE_S, OURS, REDIS_PY, AbsentError, libraries
+from bench.guard.child import BENCH_TREE, open_child
 from bench.guard.counted import METRICS
+from bench.guard.workloads import OF_INTERPRETERS
 from bench.measuring import arguments, report
-from bench.measuring.rounds import Entrant, Sample, race
-from bench.workloads.callers import close_loop, take_turns, take_turns_in_tasks
+from bench.measuring.rounds import Entrant, Sample, open_scene, race, summary
+from bench.workloads.callers import close_loop, of_threads, take_turns, take_turns_in_tasks
 from redislock_fast.server import Server, find_binary, free_port
 
-HELP = "locks with what production turns on, beside plain ones: limits, renewal, metrics, a cluster, TLS"
+HELP = "locks with what production turns on, beside plain ones: limits, renewal, metrics, a cluster, TLS; crowds"
 
 _PRIMARIES = 3
 _PREFIX = "bench:production"
+_REST = "rest"  # in the place of callers: the second table
 _CALLERS = {"1 thread": 1, "16 threads": 16, "64 threads": 64, "1 task": 1, "100 tasks": 100}
 _PLAIN = "plain"
 _Goals = tuple[float | None, ...]
@@ -101,37 +111,64 @@ _PEERS = (
     Setting(_WITHOUT_TLS, place="beside tls"),
 )
 
+_OVER, _FREE, _WITH_GIL = f"{OURS} over TLS", "without the GIL", "with the GIL"
+_CROWDS = (100, 1000)
+_CONTENTION = Workload(8)
+_GOALS = (
+    Goal("1000 threads", "median", ">=", 0.75, OURS, base_workload="100 threads"),
+    Goal("1000 threads", "longest_to_median", "<=", 20),
+    Goal(_CONTENTION.label, "gap_p50_ms", "<=", 1.5, OURS, _OVER),
+    Goal("linger, 2 threads", "median", ">=", 1.8, _FREE, _FREE, "linger, 1 thread"),
+    Goal("linger, 1 thread", "median", ">=", 0.7, _WITH_GIL, _FREE),
+    Goal("16 threads", "median", ">=", 1.3, _WITH_GIL, _FREE),
+    Goal("100 threads", "median", ">=", 1.6, _WITH_GIL, _FREE),
+    Goal("16 threads", "median", ">=", 5, _FREE, _FREE, "16 threads of redis-py"),
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     arguments.add_rounds(parser, 10, 0.2, of="setting")
-    names = tuple(_CALLERS)
+    names = (*_CALLERS, _REST)
+    about = f"{', '.join(_CALLERS)}; {_REST}: the second table, in rounds of five times as long"
     parser.add_argument(
-        "--callers", type=arguments.some_of(names), default=list(names), metavar="CALLERS,...", help=", ".join(names)
+        "--callers", type=arguments.some_of(names), default=list(names), metavar="CALLERS,...", help=about
     )
+    there = BENCH_TREE / "build" / "free-threaded" / "venv" / "bin" / "python"
+    about = "an interpreter without the GIL (default: that of `make test-free-threaded`, if it is there)"
+    parser.add_argument("--free-threaded", default=str(there) if there.exists() else None, metavar="PYTHON", help=about)
+    parser.add_argument("--with-gil", metavar="PYTHON", help="one of the same version with the GIL")
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, and return the figures."""
+    callers = [name for name in options.callers if name != _REST]
     with open_places() as places:
-        rates, absent = _measure(places, options)
+        rates, absent = _measure(places, callers, options)
+        rest = _measure_rest(places, options) if _REST in options.callers else []
     title = f"{options.rounds} rounds of {options.seconds:g} s; {OURS} is {redislock_fast.implementation}"
-    rows = [_row(setting, rates, options.callers) for setting in SETTINGS]
-    report.table(title, ["pairs/s : pairs/s", *options.callers], rows, words=1)
-    print("After a figure, its goal: it is met (>=) or missed (<).")
+    if callers:
+        rows = [_row(setting, rates, callers) for setting in SETTINGS]
+        report.table(title, ["pairs/s : pairs/s", *callers], rows, words=1)
+        print("After a figure, its goal: it is met (>=) or missed (<).")
     for name, reason in absent.items():
         print(f"{name}: {reason}")
-    return {"pairs_per_s": {of: {name: found for (name, _), found in by.items()} for of, by in rates.items()}}
+    if rest:
+        print_goals(title, _GOALS, rest)
+    by_callers = {of: {name: found for (name, _), found in by.items()} for of, by in rates.items()}
+    return {"pairs_per_s": by_callers, "rest": rest}
 
 
 _Rates = dict[str, dict[tuple[str, str], list[float]]]
 """The pairs per second of each round, by callers, and by the name and place of a setting."""
 
 
-def _measure(places: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) -> tuple[_Rates, dict[str, str]]:
+def _measure(
+    places: Mapping[str, Mapping[str, Any]], of: Sequence[str], options: argparse.Namespace
+) -> tuple[_Rates, dict[str, str]]:
     rates: _Rates = {}
     absent: dict[str, str] = {}
-    for callers in options.callers:
+    for callers in of:
         with ExitStack() as closing:
             entrants: dict[tuple[str, str], Entrant] = {}
             for setting in (*SETTINGS, *_PEERS):
@@ -186,12 +223,36 @@ def _row(setting: Setting, rates: _Rates, callers: Sequence[str]) -> list[str]:
     return cells
 
 
+def _measure_rest(places: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of the second table: pairs per second, and gaps between holders."""
+    seconds = 5 * options.seconds
+    urls = {OURS: f"redis://127.0.0.1:{places['server']['port']}"}
+    with open_scene(urls[OURS]) as scene:
+        entrants = of_threads(libraries.find(OURS), scene, _CROWDS)
+        for name, python in ((_FREE, options.free_threaded), (_WITH_GIL, options.with_gil)):
+            if python is not None:
+                settings = {"PYTHON_GIL": "0"} if name == _FREE else {}  # hiredis would turn it on
+                child = scene.closing.enter_context(open_child(None, [scene.url], python, **settings))
+                for workload in OF_INTERPRETERS:
+                    entrants.append(Entrant(name, workload, partial(child.sample, workload)))
+        race(entrants, options.rounds, seconds)
+    rows = [summary(entrant, entrants) for entrant in entrants]
+    if tls := places.get("tls"):
+        urls = {OURS: f"redis://127.0.0.1:{places['beside tls']['port']}"}
+        urls[_OVER] = f"rediss://127.0.0.1:{tls['port']}?ssl_ca_certs={tls['ssl_ca_certs']}"
+    gaps: dict[str, list[dict[str, Any]]] = {name: [] for name in urls}
+    with redis.Redis.from_url(urls[OURS]) as witness:
+        for _ in range(options.rounds):
+            for name, url in urls.items():
+                found = open_window(url, witness, libraries.find(OURS), LEASE_S, _CONTENTION, seconds)
+                gaps[name].append(figures.figures(found))
+    named = {"workload": _CONTENTION.label}
+    return rows + [{"contestant": name, **named, **figures.summary(of)} for name, of in gaps.items()]
+
+
 @contextmanager
 def open_places() -> Iterator[Mapping[str, Mapping[str, Any]]]:
-    """Start a server, a cluster, and a server and a cluster with TLS where there can be such.
-
-    Yields what a client of redis-py takes, by the name of a place.
-    """
+    """Start what can be here. Yields what a client of redis-py takes, by the name of a place."""
     with ExitStack() as closing:
         server = closing.enter_context(Server())
         nodes = closing.enter_context(open_cluster("valkey", _PRIMARIES))

@@ -83,14 +83,6 @@ _MODES = {
     "threads": _Mode(
         f"{_listed(callers.THREADS)} threads on one client", (_Workload(callers.of_threads),), columns.MANY
     ),
-    "crowd": _Mode(
-        f"{_listed(callers.CROWDS)} threads on one client, and how long a pair takes",
-        (_Workload(partial(callers.of_threads, counts=callers.CROWDS)),),
-        columns.CROWD,
-        _BOTH,
-        rounds=5,
-        seconds=2.0,
-    ),
     "asyncio": _Mode(f"{_listed(callers.TASKS)} tasks on one client", (_Workload(_TASKS),), columns.MANY),
     "uvloop": _Mode("the same on uvloop", (_Workload(_UVLOOP),), columns.MANY),
     "batch": _Mode(

@@ -19,9 +19,9 @@ from typing import IO, Any
 
 import redislock_fast
 from bench.contestants import AbsentError
-from bench.guard.workloads import WORKLOADS, Site
+from bench.guard.workloads import OF_INTERPRETERS, WORKLOADS, Site
 from bench.measuring import rounds
-from bench.measuring.rounds import Entrant
+from bench.measuring.rounds import Entrant, Sample
 
 BENCH_TREE = Path(__file__).resolve().parents[2]
 """The tree of this bench."""
@@ -44,8 +44,8 @@ class Child:
         self.file = Path(facts["file"])
         self.implementation: str = facts["implementation"]
 
-    def rate(self, workload: str, seconds: float) -> float:
-        """Measure a key of `WORKLOADS`: acquire+release pairs, or acquisitions, per second.
+    def sample(self, workload: str, seconds: float) -> Sample:
+        """Measure a key of `WORKLOADS` or `OF_INTERPRETERS`: acquire+release pairs, or acquisitions, per second.
 
         Raises `NotMeasuredError` when the tree lacks it or fails in it, `AbsentError` when the process has ended.
         """
@@ -54,8 +54,7 @@ class Child:
         reply = self._read()
         if "error" in reply:
             raise NotMeasuredError(reply["error"])
-        rate: float = reply["rate"]
-        return rate
+        return Sample(reply["rate"])
 
     def _read(self) -> dict[str, Any]:
         line = self._replies.readline()
@@ -66,28 +65,31 @@ class Child:
 
 
 @contextmanager
-def open_child(tree: Path, urls: Sequence[str]) -> Iterator[Child]:
+def open_child(
+    tree: Path | None, urls: Sequence[str], python: str = sys.executable, **settings: str
+) -> Iterator[Child]:
     """Start a child process with the package of a tree; the first server is for all workloads but Redlock.
 
-    Raises `AbsentError` when the package cannot be imported from the tree.
+    Without a tree, it has the package that is installed for its interpreter `python`. The settings are of its
+    environment. Raises `AbsentError` when the package cannot be imported from the tree.
     """
-    command = [sys.executable, "-m", "bench.guard.child", *urls]
+    command = [python, "-m", "bench.guard.child", *urls]
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, text=True, env=environment(tree), cwd=BENCH_TREE
-    ) as process:
+    environ = {**environment(tree), **settings}
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ, cwd=BENCH_TREE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         with process.stdin:
             child = Child(process.stdin, process.stdout)
-            if not child.file.is_relative_to(tree.resolve()):
+            if tree is not None and not child.file.is_relative_to(tree.resolve()):
                 raise AbsentError(f"{tree} has no package: {child.file} was imported")
             yield child
 
 
-def environment(tree: Path) -> dict[str, str]:
-    """The environment of a process with the package of a tree, and this bench."""
-    return {**os.environ, "PYTHONPATH": f"{tree.resolve() / 'src'}{os.pathsep}{BENCH_TREE}"}
+def environment(tree: Path | None) -> dict[str, str]:
+    """The environment of a process with the package of a tree, if one is given, and this bench."""
+    of_tree = [] if tree is None else [str(tree.resolve() / "src")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join((*of_tree, str(BENCH_TREE)))}
 
 
 def main() -> None:
@@ -101,7 +103,8 @@ def main() -> None:
             name, seconds = json.loads(line)
             try:
                 if name not in entrants:
-                    entrants[name] = WORKLOADS[name].entrant(Site(scene, urls))
+                    make = OF_INTERPRETERS.get(name) or WORKLOADS[name].entrant
+                    entrants[name] = make(Site(scene, urls))
                 sample = rounds.sample(entrants[name], seconds)
             except Exception as error:  # the tree lacks the workload, or fails in it
                 _write(error=str(error) or repr(error))

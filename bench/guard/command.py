@@ -133,8 +133,8 @@ def _round(pairs: Sequence[tuple[Child, ...]], name: str, number: int) -> tuple[
     for index in order:
         try:
             if workload.warms_up and number < len(pairs):
-                pair[index].rate(name, _WARM_UP_S)
-            rates[index] = pair[index].rate(name, workload.seconds)
+                pair[index].sample(name, _WARM_UP_S)
+            rates[index] = pair[index].sample(name, workload.seconds).pairs_per_s
         except NotMeasuredError as error:
             raise NotMeasuredError(f"{('before', 'after')[index]}: {error}") from error
     return rates[0], rates[1]

@@ -12,7 +12,7 @@ import redis
 
 from bench.contention import figures, window
 from bench.contention.workload import Workload as Contention
-from bench.contestants import LEASE_S, OURS, CheckFailedError, libraries
+from bench.contestants import LEASE_S, OURS, OURS_LINGERING, REDIS_PY, CheckFailedError, libraries
 from bench.measuring.rounds import Entrant, Sample, Scene
 from bench.workloads import batches, callers, single
 
@@ -63,9 +63,11 @@ def _redlock(site: Site) -> Entrant:
     return redlock.entrant(OURS, Redlock(clients, site.scene.prefix, timeout=LEASE_S))
 
 
-def _of(entrants_of: Callable[..., list[Entrant]], *choice: object, at: int = 0) -> Callable[[Site], Entrant]:
-    """One of the rows that a workload makes for the package."""
-    return lambda site: entrants_of(libraries.find(OURS), site.scene, *choice)[at]
+def _of(
+    entrants_of: Callable[..., list[Entrant]], *choice: object, at: int = 0, contestant: str = OURS
+) -> Callable[[Site], Entrant]:
+    """One of the rows that a workload makes for a contestant."""
+    return lambda site: entrants_of(libraries.find(contestant), site.scene, *choice)[at]
 
 
 WORKLOADS: Mapping[str, Workload] = {
@@ -80,3 +82,12 @@ WORKLOADS: Mapping[str, Workload] = {
     "redlock": Workload("Redlock over 5 servers", _redlock),
 }
 """By the name that `--only` has for it."""
+
+OF_INTERPRETERS: Mapping[str, Callable[[Site], Entrant]] = {
+    "16 threads": _of(callers.of_threads, (16,)),
+    "100 threads": _of(callers.of_threads, (100,)),
+    "16 threads of redis-py": _of(callers.of_threads, (16,), contestant=REDIS_PY),
+    "linger, 1 thread": _of(callers.of_threads, (1,), contestant=OURS_LINGERING),
+    "linger, 2 threads": _of(callers.of_threads, (2,), contestant=OURS_LINGERING),
+}
+"""What a child measures for `python -m bench production`, by its name there."""

@@ -24,14 +24,9 @@ _COSTS = (
     *_CPU,
     _CONNECTIONS,
 )
-_CROWD = (
-    Column(": fewest\nthreads", "{:.2f}".format, ("ratio_to_fewest",)),
-    Column("longest pair\n: median", "{:.1f}".format, ("longest_to_median",)),
-)
 
 SINGLE = (*_WHO, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("floor"))
 MANY = (*_WHO, _RATE, _SPREAD, _TO_REDIS_PY, *_COSTS)
-CROWD = (*_WHO, _RATE, _SPREAD, _TO_REDIS_PY, *_CROWD, *_COSTS)
 BATCH = (*_WHO, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("server", is_wide=True), *_COSTS)
 OPTIONS = (*_WHO, _RATE, _SPREAD, _to_limit("plain"), *_CPU)
 REDLOCK = (*_WHO, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("bare"))

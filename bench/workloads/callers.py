@@ -27,9 +27,8 @@ from bench.measuring.costs import Meter
 from bench.measuring.rounds import Entrant, Sample, Scene
 
 THREADS = (4, 16, 64)
-CROWDS = (100, 1000)
 TASKS = (1, 10, 100, 1000)
-"""The numbers of callers in `python -m bench throughput --mode threads`, `crowd` and `asyncio`; each is a row."""
+"""The numbers of callers in `python -m bench throughput --mode threads` and `asyncio`; each is a row."""
 
 _T = TypeVar("_T")
 

@@ -5,6 +5,7 @@ Rules: on real servers, for a moment: the figures mean nothing here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,3 +34,12 @@ def test_every_setting_is_measured(
     assert names <= set(result["pairs_per_s"][callers])
     assert [name for name in names if name not in out] == []
     assert [line for line in out.splitlines() if len(line) > 80] == []
+
+
+def test_crowds_contention_over_tls_and_interpreters_are_measured(figures: Callable[..., dict[str, Any]]) -> None:
+    result = figures("production", "--rounds", 1, "--seconds", 0.02, "--callers", "rest", "--with-gil", sys.executable)
+    assert "1000 threads" in [row["workload"] for row in result["rest"]]
+    with_gil = [row["workload"] for row in result["rest"] if row["contestant"] == "with the GIL"]
+    assert len(with_gil) == 5
+    gaps = [row for row in result["rest"] if row.get("gap_p50_ms")]
+    assert len(gaps) == 1 + (find_binary("redis") is not None)
