@@ -6,7 +6,7 @@ import math
 import signal
 from typing import Any
 
-from redislock_fast import Lock, LossReason
+from redislock_fast import Lock, LossReason, Permit
 from redislock_fast._cli.child import Child
 from redislock_fast._cli.exits import say
 from redislock_fast._cli.signals import STOPS, Signals, stop
@@ -30,15 +30,17 @@ class Guard:
     `note_loss` is called by a thread of the lock, everything else by the main thread.
 
     Args:
+        what: what is held, in words.
         signals: what this process hears.
-        ttl_s: the lock's ttl in seconds.
+        ttl_s: its ttl in seconds.
         kills: whether the command is ended; else a loss is only reported.
 
     Attributes:
         loss: why the lock was lost; None where it was not, as far as is known.
     """
 
-    def __init__(self, signals: Signals, ttl_s: float, kills: bool) -> None:
+    def __init__(self, what: str, signals: Signals, ttl_s: float, kills: bool) -> None:
+        self._what = what
         self._signals = signals
         self._margin_s = min(_LONGEST_MARGIN_S, ttl_s / 10)
         self._grace_s = min(_LONGEST_GRACE_S, ttl_s / 4)
@@ -48,7 +50,7 @@ class Guard:
         self._is_over = False
         self.loss: LossReason | None = None
 
-    def note_loss(self, lock: Any, reason: LossReason) -> None:
+    def note_loss(self, _: Any, reason: LossReason) -> None:
         """The lock's `on_lost`."""
         if self._is_over:  # the release has found it out, and its error says so
             return
@@ -57,14 +59,14 @@ class Guard:
         if self._kills:
             self._signals.wake()
         else:
-            say(f"the lock {lock.name!r} was lost ({reason}), and the command goes on")
+            say(f"{self._what} was lost ({reason}), and the command goes on")
 
     @property
     def has_ended_it(self) -> bool:
         """Whether the command was told to end, or would have been at this moment."""
         return self._has_termed or (self._kills and self.loss is not None)
 
-    def run(self, lock: Lock, child: Child) -> int:
+    def run(self, lock: Lock | Permit, child: Child) -> int:
         """Wait for the command's end, and pass signals on to it meanwhile. Returns its exit code."""
         heard: list[int] = []
         while True:
@@ -79,7 +81,7 @@ class Guard:
                 wait_s = _LEFT_OTHERS_WAIT_S
             heard = self._signals.wait(wait_s)
 
-    def _look(self, lock: Lock, child: Child) -> float:
+    def _look(self, lock: Lock | Permit, child: Child) -> float:
         """Send TERM or KILL where it is time to. Returns in how many seconds to look again at the latest."""
         now, left_s = clock(), lock.remaining()
         if left_s > 0:

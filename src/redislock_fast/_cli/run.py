@@ -1,8 +1,9 @@
-"""`redislock run`: holds a lock while a command runs. See `docs/reference/cli.md`."""
+"""`redislock run`: holds a lock, or a permit of a semaphore, while a command runs. See `docs/reference/cli.md`."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import shlex
@@ -12,16 +13,18 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
-from redislock_fast import Lock
+from redislock_fast import Lock, Permit, Semaphore
 from redislock_fast._cli.child import Child
 from redislock_fast._cli.connecting import add_connection, client_of
 from redislock_fast._cli.exits import CommandError, Exit, say
 from redislock_fast._cli.guard import Guard
 from redislock_fast._cli.parsing import CommandParser
+from redislock_fast._cli.scanning import positive_int
 from redislock_fast._cli.signals import Interrupted, Signals
-from redislock_fast._procedures.reporting import described, reporting
+from redislock_fast._procedures.reporting import described, naming_several, reporting
+from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._transport.greeting import introduce_as
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._util.times import clock, positive_ms
@@ -40,13 +43,19 @@ def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
     parser: CommandParser = commands.add_parser(
         "run",
-        help="run a program while holding a lock",
+        help="run a program while holding a lock, or one of several permits",
         usage="redislock run [OPTIONS] NAME -- COMMAND [ARGUMENTS]",
         description="Run a program while holding a lock, which is renewed meanwhile. The program is ended if the lock"
-        " is lost.",
+        " is lost. With --limit, several may run at once.",
     )
     parser.usage_code = Exit.OWN_FAULT
     parser.complain = _forgotten_name
+    parser.add_argument(
+        "--limit",
+        type=positive_int,
+        metavar="N",
+        help="let N programs run at once: hold a permit of the semaphore NAME instead of a lock",
+    )
     wait = parser.add_mutually_exclusive_group()
     wait.add_argument("-n", dest="wait_s", action="store_const", const=0.0, help="do not wait for the lock")
     wait.add_argument("-w", dest="wait_s", type=seconds, metavar="SECONDS", help="wait so long at most")
@@ -72,6 +81,18 @@ def add_to(commands: Any) -> None:
         default="kill",
         help="what to do if the lock is lost: end the program (the default), or only say so",
     )
+    _add_refusal(parser)
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="say how long it took to acquire the lock, and what is run"
+    )
+    add_connection(parser)
+    parser.add_argument("name", metavar="NAME", type=name, help="the lock, or the semaphore")
+    parser.add_argument("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the program and its arguments")
+    parser.set_defaults(command=_run)
+
+
+def _add_refusal(parser: CommandParser) -> None:
+    """Add what to exit with where the lock was not acquired."""
     refusal = parser.add_mutually_exclusive_group()
     refusal.add_argument(
         "-E",
@@ -88,13 +109,6 @@ def add_to(commands: Any) -> None:
         const=int(Exit.OK),
         help="exit with 0 where the lock was not acquired",
     )
-    parser.add_argument(
-        "-v", "--verbose", action="store_true", help="say how long it took to acquire the lock, and what is run"
-    )
-    add_connection(parser)
-    parser.add_argument("name", metavar="NAME", type=name, help="the lock")
-    parser.add_argument("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the program and its arguments")
-    parser.set_defaults(command=_run)
 
 
 def seconds(text: str) -> float:
@@ -140,29 +154,31 @@ def _run(arguments: argparse.Namespace) -> int:
     introduce_as(f"redislock:{PurePath(words[0]).name}")
     began = clock()
     signals = Signals()
-    guard = Guard(signals, arguments.ttl_s, kills=arguments.on_lost == "kill")
+    lock_name: str = arguments.name
+    what = f"the lock {lock_name!r}" if arguments.limit is None else f"the permit of the semaphore {lock_name!r}"
+    guard = Guard(what, signals, arguments.ttl_s, kills=arguments.on_lost == "kill")
     try:
         lock = _acquired(client, arguments, signals, guard)
     except Interrupted as interrupt:
         return 128 + interrupt.number
-    lock_name: str = arguments.name
     if lock is None:
-        raise CommandError(f"the lock {lock_name!r} {_refusal(client, lock_name)}", arguments.refusal_code)
+        refusal = _refusal if arguments.limit is None else _refusal_of_permit
+        raise CommandError(refusal(client, lock_name), arguments.refusal_code)
     keep_until = clock() + arguments.at_least_s
     if arguments.verbose:
-        say(f"acquired the lock {lock_name!r} after {clock() - began:.3f} s, running {words[0]!r}")
+        say(f"acquired {what} after {clock() - began:.3f} s, running {words[0]!r}")
     try:
         child = Child(words, _environment(lock_name, lock))
     except CommandError:
-        _finish(lock, lock.release)
+        _finish(lock, what, lock.release)
         raise
     code = guard.run(lock, child)
     child.forget()
     if guard.loss is None:
-        _finish(lock, lambda: _give_back(client, lock, keep_until))
+        _finish(lock, what, lambda: _give_back(client, lock, keep_until))
     if guard.has_ended_it:
         cause = "could not be renewed in time" if guard.loss is None else f"was lost ({guard.loss})"
-        raise CommandError(f"the command was ended, since the lock {lock_name!r} {cause}", Exit.LOST)
+        raise CommandError(f"the command was ended, since {what} {cause}", Exit.LOST)
     return code
 
 
@@ -180,8 +196,10 @@ def _words_of(arguments: argparse.Namespace) -> list[str]:
     return words
 
 
-def _acquired(client: Client, arguments: argparse.Namespace, signals: Signals, guard: Guard) -> Lock | None:
-    """The held lock, with a fence where the server allows that; None where it is another's."""
+def _acquired(client: Client, arguments: argparse.Namespace, signals: Signals, guard: Guard) -> Lock | Permit | None:
+    """The held lock, with a fence where the server allows that, or the permit; None where others hold it."""
+    if arguments.limit is not None:
+        return _acquired_permit(client, arguments, signals, guard)
     try:
         return _acquired_with(True, client, arguments, signals, guard)
     except ResponseError:  # fencing needs scripts
@@ -207,8 +225,37 @@ def _acquired_with(
             return lock if lock.acquire() else None
     except Interrupted:
         if lock.valid:  # the signal came when it had been acquired
-            _finish(lock, lock.release)
+            _finish(lock, f"the lock {lock.name!r}", lock.release)
         raise
+
+
+def _acquired_permit(client: Client, arguments: argparse.Namespace, signals: Signals, guard: Guard) -> Permit | None:
+    semaphore = Semaphore(
+        client,
+        arguments.name,
+        arguments.limit,
+        timeout=arguments.ttl_s,
+        blocking=arguments.wait_s != 0,
+        blocking_timeout=arguments.wait_s or None,
+        on_lost=guard.note_loss,
+    )
+    try:
+        with signals.interrupting():
+            return semaphore.acquire()
+    except Interrupted:
+        with contextlib.suppress(RedisError):  # mostly, it has none
+            semaphore.release()
+        raise
+
+
+def _refusal_of_permit(client: Client, name: str) -> str:
+    """Who has the permits, as far as the server tells."""
+    transport = transport_of(client)
+    try:
+        holders = drive(transport, naming_several(transport.encoding.key_of(name), _REPORT_LIMIT_S))
+    except Exception:
+        holders = "others"  # the refusal is certain, and has its exit code
+    return f"no permit of the semaphore {name!r} was free: it is held by {holders}"
 
 
 def _refusal(client: Client, lock_name: str) -> str:
@@ -217,34 +264,39 @@ def _refusal(client: Client, lock_name: str) -> str:
     try:
         report = drive(transport, reporting(transport.encoding.key_of(lock_name), _REPORT_LIMIT_S))
     except Exception:
-        return "is another's"  # the refusal is certain, and has its exit code
+        return f"the lock {lock_name!r} is another's"  # the refusal is certain, and has its exit code
     if report.holder is None:
-        return "was another's, and is free by now"
-    text = f"is held by {described(report.holder)}"
+        return f"the lock {lock_name!r} was another's, and is free by now"
+    text = f"the lock {lock_name!r} is held by {described(report.holder)}"
     if report.holder.process is not None:
         since = time.localtime(time.time() - report.holder.process.connected_s)
         text += f", connected since {time.strftime('%Y-%m-%d %H:%M:%S', since)}"
     return text + f" (token id {report.holder.token_id or 'none: the key is no lock'})"
 
 
-def _environment(lock_name: str, lock: Lock) -> dict[str, str]:
+def _environment(lock_name: str, lock: Lock | Permit) -> dict[str, str]:
     environment = {**os.environ, "REDISLOCK_NAME": lock_name}
     environment.pop("REDISLOCK_FENCE", None)  # that of a `redislock run` around this one
-    if lock.fence is not None:
+    if isinstance(lock, Lock) and lock.fence is not None:
         environment["REDISLOCK_FENCE"] = str(lock.fence)
     return environment
 
 
-def _give_back(client: Client, lock: Lock, keep_until: float) -> None:
+def _give_back(client: Client, lock: Lock | Permit, keep_until: float) -> None:
     """Release the lock, or leave it to its ttl where it is to be kept for longer."""
     rest_s = keep_until - clock()
-    if rest_s > 0:
-        Lock.attach(client, lock.detach()).extend(rest_s, replace_ttl=True)  # not renewed any more
-    else:
+    if rest_s <= 0:
         lock.release()
+        return
+    handle = lock.detach()  # not renewed any more
+    if isinstance(lock, Lock):
+        Lock.attach(client, handle).extend(rest_s, replace_ttl=True)
+    else:
+        transport = transport_of(client)
+        transport.execute(Reacquire(transport.encoding.key_of(lock.name), handle.token, positive_ms(rest_s, "rest")))
 
 
-def _finish(lock: Lock, work: Callable[[], object]) -> None:
+def _finish(lock: Lock | Permit, what: str, work: Callable[[], object]) -> None:
     """Do the work that ends the holding. Trouble is reported, and never delays the exit for long."""
     trouble: list[object] = ["no reply in time"]
 
@@ -260,4 +312,4 @@ def _finish(lock: Lock, work: Callable[[], object]) -> None:
     worker.start()
     worker.join(limit_s)
     if trouble:
-        say(f"the lock {lock.name!r} was not released, and ends by its ttl: {trouble[0]}")
+        say(f"{what} was not released, and ends by its ttl: {trouble[0]}")

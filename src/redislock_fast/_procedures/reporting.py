@@ -8,7 +8,7 @@ from redislock_fast._protocol.permits import ReadPermits
 from redislock_fast._protocol.report import Connections, Participant, ReadReport
 from redislock_fast._util.times import Limit, wait_seconds
 
-__all__ = ["described", "log_waits", "reporting", "telling_of_wait"]
+__all__ = ["described", "log_waits", "naming_several", "reporting", "telling_of_wait"]
 
 _MOST_NAMED = 3
 
@@ -46,7 +46,7 @@ def telling_of_wait(key: bytes, waited_s: float, limit_s: float | None, is_semap
     if not is_logged():
         return
     try:
-        holders = yield from (_naming_several if is_semaphore else _naming_one)(key, limit_s)
+        holders = yield from (naming_several if is_semaphore else _naming_one)(key, limit_s)
     except Exception:  # the waiter finds out by itself
         holders = "an owner that could not be read"
     tell_of_wait(key, waited_s, holders, "semaphore" if is_semaphore else "lock")
@@ -58,8 +58,8 @@ def _naming_one(key: bytes, limit_s: float | None) -> Steps:
     return "nobody by now" if report.holder is None else described(report.holder)
 
 
-def _naming_several(key: bytes, limit_s: float | None) -> Steps:
-    """Returns some holders of a semaphore in words."""
+def naming_several(key: bytes, limit_s: float | None) -> Steps:
+    """Returns some holders of a semaphore in words, the first whose permits end."""
     reading = ReadPermits(key)
     yield Do("execute", reading, limit_s)
     connections = Connections(reading.listing)

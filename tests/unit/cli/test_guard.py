@@ -81,7 +81,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[World, Guard]]
     def make(ends: Callable[[World], bool], renewed_until: float = NEVER) -> tuple[World, Guard]:
         world: Any = World(ends, renewed_until)
         monkeypatch.setattr(guard_module, "clock", lambda: world.now)
-        return world, Guard(world, TTL_S, kills=True)
+        return world, Guard("the lock", world, TTL_S, kills=True)
 
     return make
 
