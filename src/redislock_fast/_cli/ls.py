@@ -1,4 +1,4 @@
-"""`redislock ls`: the locks that are held."""
+"""`redislock ls`: the locks and the semaphores that are held."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.printing import (
     add_json,
     holder_text,
+    permits_text,
     print_json,
     seconds_text,
     state_text,
@@ -26,7 +27,7 @@ __all__ = ["add_to"]
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: CommandParser = commands.add_parser("ls", help="list the locks that are held")
+    parser: CommandParser = commands.add_parser("ls", help="list the locks and the semaphores that are held")
     add_connection(parser)
     add_budget(parser)
     add_json(parser)
@@ -66,9 +67,9 @@ def _print(rows: list[Row], scan: Scan) -> None:
 def _words(row: Row) -> tuple[str, ...]:
     return (
         text_of(row.name),
-        holder_text(row.holder),
+        permits_text(row.held, row.limit) if row.holder is None else holder_text(row.holder),
         state_text(row.holder),
         seconds_text(row.ttl_s, "no end"),
         "?" if row.waiting is None else str(row.waiting),
-        row.holder.token_id or "",
+        (row.holder and row.holder.token_id) or "",
     )

@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
-from redislock_fast._cli import breaking, completion, doctor, ls, run, show, top
+from redislock_fast._cli import breaking, completion, doctor, limit, ls, run, show, top
 from redislock_fast._cli.exits import CommandError, Exit, say
 from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._version import __version__
@@ -26,7 +26,8 @@ __all__ = ["main"]
 
 def _parser() -> CommandParser:
     parser = CommandParser(
-        prog="redislock", description="Locks on Redis and Valkey: run a program under one, see who holds what."
+        prog="redislock",
+        description="Locks and semaphores on Redis and Valkey: run a program under one, see who holds what.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -35,6 +36,7 @@ def _parser() -> CommandParser:
     show.add_to(commands)
     top.add_to(commands)
     breaking.add_to(commands)
+    limit.add_to(commands)
     doctor.add_to(commands)
     completion.add_to(commands, parser)
     return parser

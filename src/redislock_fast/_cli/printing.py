@@ -9,7 +9,7 @@ from typing import Any
 
 from redislock_fast._protocol.report import Participant
 
-__all__ = ["add_json", "holder_text", "print_json", "seconds_text", "state_text", "table", "text_of"]
+__all__ = ["add_json", "holder_text", "permits_text", "print_json", "seconds_text", "state_text", "table", "text_of"]
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +36,15 @@ def holder_text(participant: Participant) -> str:
     return participant.identifier or participant.kind
 
 
-def state_text(participant: Participant) -> str:
-    """Whether its process is there."""
+def permits_text(held: int | None, limit: int | None) -> str:
+    """How many permits of a semaphore are held, and of how many, where that is known."""
+    return f"{'?' if held is None else held}{'' if limit is None else f' of {limit}'} permits"
+
+
+def state_text(participant: Participant | None) -> str:
+    """Whether its process is there; empty for several."""
+    if participant is None:
+        return ""
     return {True: "alive", False: "stale", None: "?"}[participant.alive]
 
 

@@ -1,4 +1,4 @@
-"""Finding the locks on servers: by SCAN, with a budget, in bounded memory. No value leaves this module."""
+"""Finding locks and semaphores on servers: by SCAN, with a budget, in bounded memory. No value leaves this module."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from redis.exceptions import NoPermissionError, ResponseError
 
 from redislock_fast._cli.exits import say
-from redislock_fast._protocol.keys import queue_keys
+from redislock_fast._protocol.keys import lock_of_queue, permit_keys, queue_keys
 from redislock_fast._protocol.report import Connections, Participant
-from redislock_fast._util.tokens import TOKEN_BYTES, is_ours, without_flag
+from redislock_fast._util.tokens import TOKEN_BYTES, is_ours, is_permit, without_flag
 
 if TYPE_CHECKING:
     import redis
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Row", "Scan", "add_budget", "positive_int"]
 
 _AT_ONCE = 1000
+
+_BEGIN = {"string": 0, "zset": 0}
+"""The cursors of a walk that begins, by the types of the keys of locks and of semaphores."""
 
 _LIKE_A_TOKEN = re.compile(rb"[0-9a-f]{32}")
 """The tokens of redis-py's locks and of Redlocks."""
@@ -56,21 +59,27 @@ def positive_int(text: str) -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """A lock that was found.
+    """A lock or a semaphore that was found.
 
     Attributes:
         name: its key.
-        holder: its holder, as in a `LockReport`.
-        ttl_s: for how much longer it is held, in seconds; None: without end.
+        kind: which of them it is.
+        holder: a lock's holder, as in a `LockReport`; None for a semaphore.
+        ttl_s: for how much longer a lock is held, in seconds; None: without end. Of a semaphore: its first permit.
         contended: whether it has the contended flag, or waiters.
         waiting: how many are in its queue; None where that is not known.
+        held: how many permits of a semaphore are held.
+        limit: how many may be held, as an operator has set it; None where none has.
     """
 
     name: bytes
-    holder: Participant
+    kind: Literal["lock", "semaphore"]
+    holder: Participant | None
     ttl_s: float | None
     contended: bool
     waiting: int | None
+    held: int | None = None
+    limit: int | None = None
 
 
 class Scan:
@@ -90,7 +99,7 @@ class Scan:
         self._servers = servers
         self._pattern = pattern
         self._left: list[redis.Redis] = []
-        self._cursor = 0
+        self._cursors = dict(_BEGIN)
         self.denied = 0
         self.passed_over = 0
 
@@ -100,9 +109,10 @@ class Scan:
         return not self._left
 
     def rows(self, budget: int) -> Iterator[tuple[redis.Redis, list[Row]]]:
-        """Look at so many keys at most, and yield the locks among them, with a client of their server.
+        """Look at so many keys at most, and yield the locks and semaphores among them, with a client of their server.
 
-        Sends `SCAN`, `GETRANGE`, `PTTL`, `ZCARD` and `CLIENT LIST`. A lock may come twice, as of `SCAN`.
+        Sends `SCAN`, once for each type of key, `GETRANGE`, `PTTL`, `TIME`, `ZRANGE`, `ZCOUNT`, `GET`, `ZCARD` and
+        `CLIENT LIST`. A lock may come twice, as of `SCAN`.
         """
         if not self._left:
             self._left = list(self._servers)
@@ -110,14 +120,46 @@ class Scan:
         while self._left and budget > 0:
             server, count = self._left[-1], min(budget, _AT_ONCE)
             budget -= count
-            reply: Any = server.scan(self._cursor, self._pattern, count, _type="string")
-            self._cursor, names = reply
-            yield server, self.read(server, names)
-            if not self._cursor:
+            names: dict[str, list[bytes]] = {}
+            for kind, cursor in list(self._cursors.items()):
+                reply: Any = server.scan(cursor, self._pattern, count, _type=kind)
+                self._cursors[kind], names[kind] = reply
+                if not self._cursors[kind]:
+                    del self._cursors[kind]
+            yield server, self.read(server, names.get("string", []), names.get("zset", []))
+            if not self._cursors:
                 self._left.pop()
+                self._cursors = dict(_BEGIN)
 
-    def read(self, server: redis.Redis, names: list[bytes]) -> list[Row]:
-        """The locks among these keys of a server."""
+    def read(self, server: redis.Redis, strings: list[bytes], sets: list[bytes]) -> list[Row]:
+        """The locks and the semaphores among these keys of a server, which are strings and sorted sets."""
+        return self._locks(server, strings) + self._semaphores(server, sets)
+
+    def _semaphores(self, server: redis.Redis, names: list[bytes]) -> list[Row]:
+        names = [name for name in names if lock_of_queue(name) is None]
+        if not names:
+            return []
+        pipeline = server.pipeline(transaction=False)
+        pipeline.time()
+        for name in names:
+            pipeline.zrange(name, 0, 0)  # by the token, it is one of ours
+        (seconds, microseconds), *firsts = pipeline.execute(raise_on_error=False)
+        self.denied += sum(isinstance(reply, NoPermissionError) for reply in firsts)
+        found = [name for name, first in zip(names, firsts, strict=True) if _is_of_permits(first)]
+        now_ms = seconds * 1000 + microseconds // 1000
+        for name in found:
+            queue, _, limit = permit_keys(name)
+            pipeline.zcount(name, f"({now_ms}", "+inf")
+            pipeline.zrange(name, f"({now_ms}", "+inf", byscore=True, withscores=True, offset=0, num=1)
+            pipeline.get(limit)
+            pipeline.zcard(queue)
+        replies: list[Any] = pipeline.execute(raise_on_error=False)
+        rows = [_row_of_permits(name, now_ms, *replies[4 * at : 4 * at + 4]) for at, name in enumerate(found)]
+        return [row for row in rows if row.held != 0]
+
+    def _locks(self, server: redis.Redis, names: list[bytes]) -> list[Row]:
+        if not names:
+            return []
         pipeline = server.pipeline(transaction=False)
         for name in names:
             pipeline.getrange(name, 0, TOKEN_BYTES + 1)  # a longer value is no lock's
@@ -164,10 +206,30 @@ def _row(name: bytes, value: bytes, ttl_ms: int, length: Any, connections: Conne
     waiting = length if isinstance(length, int) else None
     return Row(
         name=name,
+        kind="lock",
         holder=connections.participant(token),
         ttl_s=None if ttl_ms < 0 else ttl_ms / 1000,
         contended=token != value or bool(waiting),
         waiting=waiting,
+    )
+
+
+def _is_of_permits(members: Any) -> bool:
+    """Whether these are members of a semaphore."""
+    return isinstance(members, list) and len(members) > 0 and is_permit(members[0])
+
+
+def _row_of_permits(name: bytes, now_ms: int, held: Any, first: Any, limit: Any, length: Any) -> Row:
+    waiting = length if isinstance(length, int) else None
+    return Row(
+        name=name,
+        kind="semaphore",
+        holder=None,
+        ttl_s=(float(first[0][1]) - now_ms) / 1000 if isinstance(first, list) and first else None,
+        contended=bool(waiting),
+        waiting=waiting,
+        held=held if isinstance(held, int) else None,
+        limit=int(limit) if isinstance(limit, bytes) and limit.isdigit() else None,
     )
 
 

@@ -1,39 +1,52 @@
-"""`redislock show`: who holds a lock, and who waits for it."""
+"""`redislock show`: who holds a lock or a semaphore, and who waits for it."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from redislock_fast._cli.connecting import add_connection, client_of
 from redislock_fast._cli.exits import Exit
+from redislock_fast._cli.looking import PermitReport, look_at
 from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.printing import add_json, holder_text, print_json, seconds_text, state_text, text_of
-from redislock_fast.inspection import LockReport, Participant, holders
+from redislock_fast.inspection import LockReport, Participant
 
 __all__ = ["add_to"]
 
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: CommandParser = commands.add_parser("show", help="show who holds a lock, and who waits for it")
+    parser: CommandParser = commands.add_parser(
+        "show", help="show who holds a lock or a semaphore, and who waits for it"
+    )
     add_connection(parser)
-    parser.add_argument("name", metavar="NAME", help="the lock")
+    parser.add_argument("name", metavar="NAME", help="the lock or the semaphore")
     add_json(parser)
     parser.set_defaults(command=_show)
 
 
 def _show(arguments: argparse.Namespace) -> int:
     name = os.fsencode(arguments.name)
-    report = holders(client_of(arguments), name)
+    report = look_at(client_of(arguments), name)
+    is_lock = isinstance(report, LockReport)
+    held = report.held if isinstance(report, LockReport) else len(report.holders)
     if arguments.json:
-        print_json({"name": text_of(name), "held": report.held, **asdict(report)})
+        told = asdict(report) if isinstance(report, LockReport) else _object(report)
+        print_json({"name": text_of(name), "kind": "lock" if is_lock else "semaphore", "held": held, **told})
     else:
-        print("\n".join(_lines(text_of(name), report)))
-    return Exit.OK if report.held else Exit.FAILED
+        shown = text_of(name)
+        lines = _lines(shown, report) if isinstance(report, LockReport) else _lines_of_permits(shown, report)
+        print("\n".join(lines))
+    return Exit.OK if held else Exit.FAILED
+
+
+def _object(report: PermitReport) -> dict[str, Any]:
+    holders = [{**asdict(holder), "ttl_s": left_s} for holder, left_s in report.holders]
+    return {**asdict(report), "holders": holders}
 
 
 def _lines(name: str, report: LockReport) -> Iterator[str]:
@@ -46,8 +59,21 @@ def _lines(name: str, report: LockReport) -> Iterator[str]:
         yield f"ttl        {seconds_text(report.ttl_s, 'no end')}"
         yield f"fence      {'none' if report.fence is None else report.fence}"
     yield f"contended  {'yes' if report.contended else 'no'}"
-    yield f"waiting    {'?' if report.waiting is None else report.waiting}"
-    for place, waiter in enumerate(report.waiters, 1):
+    yield from _queue(report.waiting, report.waiters)
+
+
+def _lines_of_permits(name: str, report: PermitReport) -> Iterator[str]:
+    yield f"semaphore  {name}"
+    yield f"limit      {'as each caller says' if report.limit is None else report.limit}"
+    yield f"held       {len(report.holders)}"
+    for number, (holder, left_s) in enumerate(report.holders, 1):
+        yield f"{number:>9}  {_described(holder)}, ends in {left_s:.1f} s, token id {holder.token_id}"
+    yield from _queue(report.waiting, report.waiters)
+
+
+def _queue(waiting: int | None, waiters: Sequence[Participant]) -> Iterator[str]:
+    yield f"waiting    {'?' if waiting is None else waiting}"
+    for place, waiter in enumerate(waiters, 1):
         yield f"{place:>9}  {_described(waiter)}, for {seconds_text(waiter.waited_s, '?')}"
 
 

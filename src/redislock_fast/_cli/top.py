@@ -1,4 +1,4 @@
-"""`redislock top`: the most contended locks, looked at again and again."""
+"""`redislock top`: the most contended locks and semaphores, looked at again and again."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.printing import (
     add_json,
     holder_text,
+    permits_text,
     print_json,
     state_text,
     table,
@@ -41,7 +42,7 @@ _SHORTEST = 8
 
 @dataclass(frozen=True)
 class _Seen:
-    """A lock, as it was seen last.
+    """A lock or a semaphore, as it was seen last.
 
     Attributes:
         server: a client of its server.
@@ -64,7 +65,7 @@ class _Seen:
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: CommandParser = commands.add_parser("top", help="watch the most contended locks")
+    parser: CommandParser = commands.add_parser("top", help="watch the most contended locks and semaphores")
     add_connection(parser)
     add_budget(parser)
     parser.add_argument(
@@ -104,10 +105,11 @@ def _watch(arguments: argparse.Namespace) -> int:
 def _look(scan: Scan, before: dict[bytes, _Seen], budget: int, most: int) -> dict[bytes, _Seen]:
     """The most contended locks among those of before and those that a walk over so many keys finds."""
     found: dict[bytes, tuple[redis.Redis, Row]] = {}
-    known: defaultdict[redis.Redis, list[bytes]] = defaultdict(list)
+    known: defaultdict[redis.Redis, dict[str, list[bytes]]] = defaultdict(lambda: {"lock": [], "semaphore": []})
     for name, seen in before.items():
-        known[seen.server].append(name)
-    looks = itertools.chain(((server, scan.read(server, names)) for server, names in known.items()), scan.rows(budget))
+        known[seen.server][seen.row.kind].append(name)
+    reads = ((server, scan.read(server, names["lock"], names["semaphore"])) for server, names in known.items())
+    looks = itertools.chain(reads, scan.rows(budget))
     for server, rows in looks:
         found.update((row.name, (server, row)) for row in rows)
         if len(found) > most:
@@ -126,7 +128,7 @@ def _note(server: redis.Redis, row: Row, number: int | None, before: _Seen | Non
     """The state of a lock now. `number` is its last fencing number."""
     if before is None:
         return _Seen(server, row, now, 0, number, now, None)
-    is_same = before.row.holder.token_id == row.holder.token_id
+    is_same = _token_id(before.row) == _token_id(row)
     since, changes = (before.since, before.changes) if is_same else (now, before.changes + 1)
     per_s = None
     if number is not None and before.number is not None and now > before.looked_at:
@@ -134,11 +136,17 @@ def _note(server: redis.Redis, row: Row, number: int | None, before: _Seen | Non
     return _Seen(server, row, since, changes, number, now, per_s)
 
 
+def _token_id(row: Row) -> str | None:
+    """Of the present holding; None for a semaphore, which has several."""
+    return None if row.holder is None else row.holder.token_id
+
+
 def _numbers(locks: list[tuple[redis.Redis, Row]]) -> dict[bytes, int]:
     """The last fencing numbers that were given for these locks, by name, where there are any."""
     names: defaultdict[redis.Redis, list[bytes]] = defaultdict(list)
     for server, row in locks:
-        names[server].append(row.name)
+        if row.kind == "lock":
+            names[server].append(row.name)
     numbers: dict[bytes, int] = {}
     for server, asked in names.items():
         pipeline = server.pipeline(transaction=False)
@@ -205,7 +213,7 @@ def _words(seen: _Seen) -> tuple[str, ...]:
     row = seen.row
     return (
         text_of(row.name),
-        holder_text(row.holder),
+        permits_text(row.held, row.limit) if row.holder is None else holder_text(row.holder),
         state_text(row.holder),
         _short(seen.looked_at - seen.since),
         "no end" if row.ttl_s is None else _short(row.ttl_s),

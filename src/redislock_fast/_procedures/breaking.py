@@ -1,4 +1,4 @@
-"""How a lock is taken from its holder by an operator: as that holder's own release would do it.
+"""How a lock or a permit is taken from its holder by an operator: as that holder's own release would do it.
 
 A key may linger in the holder's process, where callers take it in memory. Such a process listens, so it is told to
 release the lock itself. Once the key is gone, no caller there can take it. Where the process does not answer, the lock
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from redislock_fast._procedures.reporting import reporting
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import ReadHolder, Release
+from redislock_fast._protocol.permits import ReadPermits, ReleasePermit
 from redislock_fast._protocol.queue import TellHolder
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import is_ours, listens, token_id_of, without_flag
@@ -25,7 +26,7 @@ _PAUSE_S = 0.01
 
 
 class Broken(NamedTuple):
-    """A lock that was taken from its holder.
+    """A lock or a permit that was taken from its holder.
 
     Attributes:
         handed_over: whether the first waiter has it.
@@ -38,15 +39,17 @@ class Broken(NamedTuple):
 
 
 def breaking(key: bytes, token_id: str) -> Steps:
-    """Release a lock for the holder with this token id, and hand it over to the first waiter.
+    """Release a lock or a permit for the holder with this token id, and hand it over to the first waiter.
 
     The release names the holder's token, so a newer holder keeps the lock, whenever it got it.
 
     Returns:
-        A `Broken`; None where the lock is held by another, or free.
+        A `Broken`; None where it is held by others alone, or free.
     """
     reading = ReadHolder(key)
     yield Do("execute", reading)
+    if reading.result and reading.holder is None:  # no string: a semaphore
+        return (yield from _breaking_permit(key, token_id))
     token = without_flag(reading.holder or b"")
     if not token or token_id_of(token) != token_id:
         return None
@@ -59,6 +62,17 @@ def breaking(key: bytes, token_id: str) -> Steps:
     release = Release(key, token, None)
     yield Do("execute", release)
     return Broken(bool(release.handed_over), remains_s) if release.result else None
+
+
+def _breaking_permit(key: bytes, token_id: str) -> Steps:
+    reading = ReadPermits(key)
+    yield Do("execute", reading)
+    for token, _ in reading.holders:
+        if token_id_of(token) == token_id:
+            release = ReleasePermit(key, token, None)
+            yield Do("execute", release)
+            return Broken(bool(release.handed_over)) if release.result else None
+    return None
 
 
 def _telling(key: bytes, token: bytes) -> Steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from typing import Any
 
 import pytest
 import redis
@@ -53,7 +54,8 @@ def test_permit_is_kept_for_the_least_time_that_was_asked_for(
     kept = runs(valkey.port, "--at-least", "600", *LIMIT, "kept", "sh", "-c", "exit 3")
     released = runs(valkey.port, "--at-least", "0.001", *LIMIT, "released", "sleep", "0.002")
     assert [kept.end(), released.end()] == [(3, "", ""), (0, "", "")]
-    ((_, ends_at_ms),) = valkey_client.zrange("kept", 0, -1, withscores=True)
+    kept_for: Any = valkey_client.zrange("kept", 0, -1, withscores=True)
+    ((_, ends_at_ms),) = kept_for
     assert 30 < float(ends_at_ms) / 1000 - int(valkey_client.time()[0]) <= 601
     assert valkey_client.exists("released") == 0
     assert runs(valkey.port, "--limit", "1", "-n", "kept", "echo", "runs").end()[:2] == (75, "")
