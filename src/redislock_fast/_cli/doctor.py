@@ -1,4 +1,4 @@
-"""`redislock doctor`: how locks will work on this server, and what its user must be granted for more."""
+"""`redislock doctor`: how locks and semaphores will work on this server, and what its user must be granted for more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redislock_fast._cli.connecting import add_connection, client_of
 from redislock_fast._cli.exits import Exit, say
 from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.printing import add_json, print_json, table
-from redislock_fast._cli.probing import FENCE, QUEUE, SCRIPTS, SEEN, TIDY, Probes
+from redislock_fast._cli.probing import FENCE, PERMITS, QUEUE, SCRIPTS, SEEN, TIDY, Probes
 from redislock_fast._pipe.impl import implementation
 from redislock_fast._version import __version__
 
@@ -100,6 +100,7 @@ def _features(probes: Probes) -> Iterator[Feature]:
     by_reading = [] if probes.native is None else [("GET, PTTL, SET IFEQ", (*asked, "get", "pttl", "set"))]
     yield _feature(probes, "extend", [("script", (*SCRIPTS, "get", "pttl", "pexpire")), *by_reading])
     yield _waiting(probes)
+    yield _feature(probes, "semaphores", [("scripts", PERMITS)])
     yield _feature(probes, "fencing", [("numbers", FENCE)])
     yield _feature(probes, "linger", [("on", ("hello", "subscribe")), ("off", ())])
     yield _feature(probes, "holders", [("all known", SEEN), ("partly known", ())])

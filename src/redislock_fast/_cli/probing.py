@@ -30,7 +30,7 @@ from redislock_fast._version import __version__
 if TYPE_CHECKING:
     from redislock_fast._cli.connecting import Client
 
-__all__ = ["FENCE", "QUEUE", "SCRIPTS", "SEEN", "TIDY", "Probes"]
+__all__ = ["FENCE", "PERMITS", "QUEUE", "SCRIPTS", "SEEN", "TIDY", "Probes"]
 
 _TTL_MS = 10_000
 _PINGS = 21
@@ -42,6 +42,12 @@ QUEUE = (
     *("hset queue", "hget queue", "hdel queue", "hlen queue", "pexpire queue"),
 )
 """The rights for waiting in the queue, by the names of their probes: a command of ACL rules, and on which key."""
+
+PERMITS = (
+    *("exists queue", "type queue", "pexpireat queue", "zrangebyscore queue"),
+    *(name for name in QUEUE if name not in ("hello", "subscribe", "publish", "numsub", "append")),
+)
+"""The rights for semaphores. Without those that are missing here of waiting in the queue, waiters poll."""
 
 FENCE = (*SCRIPTS, "get", "set", "hincrby fence", "hset fence", "hmget fence")
 SEEN = ("client|list", "client|setinfo", "hmget fence", "zcard queue", "zrange queue", "time", "pttl")
@@ -228,6 +234,10 @@ class Probes:
         yield "del fence", (b"DEL", fence)
         yield "time", (b"TIME",)
         yield "wait", (b"WAIT", 0, 1)
+        yield "exists queue", (b"EXISTS", queue)
+        yield "type queue", (b"TYPE", queue)
+        yield "pexpireat queue", (b"PEXPIREAT", queue, 1)
+        yield "zrangebyscore queue", (b"ZRANGEBYSCORE", queue, 0, 0)
         yield "zadd queue", (b"ZADD", queue, b"XX", 1, b"")
         yield "zpopmin queue", (b"ZPOPMIN", queue)
         yield "zrange queue", (b"ZRANGE", queue, 0, 0)

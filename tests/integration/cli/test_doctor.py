@@ -103,6 +103,8 @@ def test_one_round_of_granting_is_enough(
         ("-zadd", "waiting", "tracking"),
         ("-del", "waiting", "tracking"),
         ("-publish", "waiting", "tracking"),
+        ("-zrangebyscore", "semaphores", "refused"),
+        ("-pexpireat", "semaphores", "refused"),
         ("-hincrby", "fencing", "refused"),
         ("-subscribe", "linger", "off"),
         ("-client|list", "holders", "partly known"),

@@ -163,6 +163,33 @@ def use_fencing(uses: Uses) -> None:
     uses.hand_over(fencing=True).release()
 
 
+def use_semaphore(uses: Uses) -> None:
+    """Hold one of one permit, have another caller wait for it in vain, and for a second one; renew, look and resize."""
+    ours, name = uses.world.ours, "lock:limited"
+    semaphore = ours.Semaphore(uses.client, name, 1, timeout=1)
+    other = ours.Semaphore(uses.connect(), name, 1, timeout=TTL_S, sleep=0.02)
+    permit = waited(semaphore.acquire())
+    held: list[Callable[[], Any]] = [lambda: permit]
+    try:
+        assert waited(other.acquire(blocking_timeout=0.1)) is None
+        waiting = uses.world.start(lambda: waited(other.acquire(blocking_timeout=PATIENCE_S)))
+        held.append(lambda: waiting.result(PATIENCE_S))
+        wait_until(lambda: uses.admin.zcard("{lock:limited}:rlf:queue") or denied(uses.admin), "it waits")
+        seen: Any = uses.admin.zrange(name, 0, -1, withscores=True)
+        wait_until(lambda: uses.admin.zscore(name, seen[0][0]) != seen[0][1] or denied(uses.admin), "it is renewed")
+        waited(semaphore.resize(2))
+        waiting.result(PATIENCE_S)
+        assert (waited(semaphore.status()).held, waited(semaphore.status()).limit) == (2, 2)
+        if uses.world.in_threads:
+            assert [0, 0] == [exit_code(uses, "ls", "lock:*"), exit_code(uses, "show", name)]
+            assert [0, 0] == [exit_code(uses, "limit", name, "3"), exit_code(uses, "limit", name)]
+        waited(semaphore.resize(None))
+    finally:
+        for one in held:
+            with contextlib.suppress(RedisError):
+                waited(one().release())
+
+
 def use_linger(uses: Uses) -> None:
     heard: list[Any] = []
     lock = uses.lock(linger=TTL_S, on_wanted=uses.world.callback(heard.append))
@@ -242,6 +269,7 @@ def use_cleanup(uses: Uses) -> None:
 FEATURES: list[Callable[[Uses], None]] = [
     use_lock, use_queue, use_queue_where_many_were, use_own_token, use_foreign, use_renewal, use_batch, use_fencing,
     use_replicas, use_linger, use_reports, use_break, use_once, use_handle, use_cleanup, use_run,
+    use_semaphore,
 ]  # fmt: skip
 
 
@@ -327,6 +355,7 @@ LESSER: dict[str, tuple[Callable[[Uses], None], type[RedisError] | None]] = {
     "waiting in the queue": (wait_somehow, None),
     "waiting for a holder of another library": (use_foreign, None),
     "`fencing`": (use_fencing, ResponseError),
+    "semaphores": (use_semaphore, ResponseError),
     "`wait_replicas`": (use_replicas, NoPermissionError),
     "tidying up": (use_cleanup, None),
     "`holders`, `redislock show`": (report_without_processes, None),
