@@ -27,6 +27,7 @@ _PRINTS = {
     "from_python_redis_lock": ("redis_lock", _BESIDE),
     "from_redlock_py": ("redlock", _BESIDE),
     "gunicorn_app": ("gunicorn", "each number once: True\n"),
+    "llm_gateway": ("redis", "while it is full: 429\nanswered: 10\nmost at once: 3\n"),
     "roll_out": (
         "redis",
         "ours beside redis-py's: False\nredis-py's beside ours: False\nredis-py's alone: True\nours alone: True\n",
