@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         for part in options.parts:
             measures[part](scene, options, rivals, note)
     rows = [row.cells(found[row.figure]) for part in options.parts for row in PARTS[part]]
-    heads = ["", "is", "goal", "sema-\nphore", "lock", "redis-\nsemaph.", "BLPOP\nlist", "locks\nin turn"]
+    heads = ["", "is", "goal", "sema-\nphore", "lock", "redis-\nsem.", "BLPOP\nlist", "tried\nlocks"]
     report.table(report.title(server.name, options.rounds, options.seconds), heads, rows, words=1)
     print(f"Goals of pairs, gap and CPU are for semaphore : lock. {LIMIT} permits are wanted, or {LIMIT} locks.")
     for name, reason in absent.items():

@@ -125,8 +125,8 @@ FAULTS = (
     Fault(
         "noted lock is not renewed",
         "_procedures/first_request.py",
-        "            renewer.note(note, ttl_ms, sent_at)\n",
-        "            pass\n",
+        "        renewer.note(note, ttl_ms, expires_at - ttl_ms / 1000)\n",
+        "        pass\n",
         "tests/integration/holding/test_noted.py::test_each_noted_holding_is_renewed",
     ),
     Fault(

@@ -133,15 +133,38 @@ def go_on(lock: LockBase, call: Call, reply: Any, interruption: BaseException | 
 
 
 def is_noted(lock: LockBase, options: Options, call: Call, server: Any, reply: object) -> bool:
-    """Note a lock that the first request has got on options: it becomes the owner's.
+    """Note a lock that the first request has got on options; see `becomes_note`.
 
-    Returns False where the reply does not mean that, or the owner holds something by now, as tasks that one task
-    has started may acquire for it at the same time. Then steps go on from the reply.
+    Returns False where the reply does not mean that, either. Then steps go on from the reply.
     """
     fence = fence_given(reply) if options.fencing else None
     if fence is None and (options.fencing or reply != call.ours):
         return False
-    owner, token, ttl_ms, sent_at = call.owner, call.token, call.ttl_ms, call.sent_at
+    renewer = server.renewer
+    if renewer is None and options.watches:
+        renewer = server.renewer = lock._renewer()
+    token, ttl_ms, sent_at = call.token, call.ttl_ms, call.sent_at
+    expiry = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
+    return becomes_note(lock, options, call.owner, expiry, ttl_ms, fence, renewer, sent_at)
+
+
+def becomes_note(
+    lock: LockBase,
+    options: Options,
+    owner: Owner,
+    expiry: tuple[bytes | None, float | None],
+    ttl_ms: int | None,
+    fence: int | None,
+    renewer: Any,
+    asked_at: float,
+    attempts: int = 1,
+) -> bool:
+    """Note a lock that was acquired on options that ask for no more: it becomes the owner's, with this token and end.
+
+    Returns False where the owner holds something by now, as tasks that one task has started may acquire for it at the
+    same time.
+    """
+    token, expires_at = expiry
     assert token is not None
     note = owner.note
     if note is None:
@@ -150,9 +173,8 @@ def is_noted(lock: LockBase, options: Options, call: Call, server: Any, reply: o
         note = owner.note = Note(lock)
     if owner.token is not None or owner.kept is not None or note.held is not None or note.lease is not None:
         return False
-    expires_at = None if ttl_ms is None else sent_at + ttl_ms / 1000
     begun = clock()
-    owner.expiry = (token, expires_at)
+    owner.expiry = expiry
     owner.fence = fence
     if note.lock() is not lock:  # two lock objects may have one owner
         note.lock = weakref.ref(lock)
@@ -163,15 +185,12 @@ def is_noted(lock: LockBase, options: Options, call: Call, server: Any, reply: o
     owner.token = token
     if owner.forgotten_by is not None:  # else `hold` would do no more
         owner.hold(token)
-    if ttl_ms is not None and options.watches:
-        renewer = server.renewer
-        if renewer is None:
-            renewer = server.renewer = lock._renewer()
-        if note.listed_ms != ttl_ms or note.renewer is not renewer:
-            renewer.note(note, ttl_ms, sent_at)
+    if ttl_ms is not None and options.watches and (note.listed_ms != ttl_ms or note.renewer is not renewer):
+        assert expires_at is not None
+        renewer.note(note, ttl_ms, expires_at - ttl_ms / 1000)
     if options.observers:
-        report(options.observers, "record_acquisition", lock._name, begun - sent_at, 1)
-        report_call(options, "acquired {} after", lock._name, begun - sent_at, token)
+        report(options.observers, "record_acquisition", lock._name, begun - asked_at, attempts)
+        report_call(options, "acquired {} after", lock._name, begun - asked_at, token)
     return True
 
 

@@ -13,6 +13,7 @@ from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner
 from redislock_fast._procedures.acquisition import acquire_until
 from redislock_fast._procedures.call import Call
+from redislock_fast._procedures.first_request import becomes_note
 from redislock_fast._procedures.lease import (
     forget_lease,
     reenter,
@@ -69,7 +70,7 @@ def acquire_on_options(lock: LockBase, options: Options, call: Call) -> Steps:
             if acquired and not (yield from complete_acquire(lock, options, pending, call.deadline)):
                 call.left += drop_failed(lock, owner, pending, before, token)
                 acquired = False
-            if acquired:
+            if acquired and not (call.begins and is_noted_by_steps(lock, options, owner, pending, asked_at)):
                 lock._keep(lock._begin(options, owner, pending, asked_at, call.task))
     except BaseException as error:  # after any error, the lock is not held
         call.left += drop_failed(lock, owner, pending, before, token)
@@ -80,6 +81,18 @@ def acquire_on_options(lock: LockBase, options: Options, call: Call) -> Steps:
     elif not acquired:  # a run of a job that is skipped: nothing has failed
         report(options.observers, "record_skip", lock.name, clock() - asked_at)
     return acquired
+
+
+def is_noted_by_steps(lock: LockBase, options: Options, owner: Owner, pending: PendingOwner, asked_at: float) -> bool:
+    """Note a lock whose first request might have been all that it needs; see `becomes_note`."""
+    token, ttl_ms = pending.token, lock._ttl_ms
+    assert token is not None
+    expiry = (token, pending.expires_at(token))
+    renewer = lock._renewer() if options.watches else None
+    if not becomes_note(lock, options, owner, expiry, ttl_ms, pending.fence, renewer, asked_at, pending.retries + 1):
+        return False
+    owner.contended = pending.contended
+    return True
 
 
 def adapt(lock: LockBase, options: Options) -> None:

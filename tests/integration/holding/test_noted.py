@@ -13,8 +13,9 @@ import redis
 from redislock_fast.server import Server
 from tests.integration.holding import test_holding, test_watching
 from tests.integration.holding.conftest import Held
-from tests.support.holding import Holders, Losses
-from tests.support.waiting import Callers
+from tests.support.helpers import PATIENCE_S
+from tests.support.holding import LONG_S, RENEWED, Holders, Losses, until_passed
+from tests.support.waiting import Callers, sent_by, until_queued
 
 _MODULES = (test_holding, test_watching)
 
@@ -43,3 +44,22 @@ def test_dropped_lock_that_was_noted_is_released(hold: Held, holders: Holders) -
 
 def test_each_noted_holding_is_renewed(hold: Held, valkey_client: redis.Redis, losses: Losses) -> None:
     test_holding.test_each_holding_of_a_lock_is_renewed(hold, valkey_client, losses)
+
+
+def test_noted_lock_that_was_waited_for_is_renewed_and_handed_over_at_once(
+    holders: Holders, callers: Callers, valkey: Server, valkey_client: redis.Redis, losses: Losses
+) -> None:
+    clients = [callers.client(valkey.port, client_name=name) for name in ("first", "second", "third")]
+    first, second, third = (holders.on(client, on_lost=losses, **RENEWED) for client in clients)
+    assert first.call("acquire")
+    seconds = second.ask("acquire")
+    until_queued(valkey_client, "name", 1)
+    first.release()
+    assert seconds.result(PATIENCE_S)
+    until_passed(valkey_client, LONG_S)
+    thirds = third.ask("acquire")
+    until_queued(valkey_client, "name", 1)
+    with sent_by(valkey_client, "second") as sent:
+        second.release()
+    assert sent.commands == ["EVALSHA"]
+    assert (thirds.result(PATIENCE_S), losses.reasons) == (True, [])
