@@ -593,6 +593,28 @@ class LockBase:
         held = self._held()
         return held.token is not None and clock() >= self._deadline(held)
 
+    def ensure_held(self) -> None:
+        """Return if the lock is certainly held: where `valid` is true. Sends nothing.
+
+        Raises:
+            LockLostError: the lock was lost.
+            redis.exceptions.LockError: this thread or task holds no lock, or a release has an unknown outcome.
+        """
+        held = self._held()
+        refuse_in_callback(self, "use", held)
+        if held.token is not None and clock() >= self._deadline(held):
+            raise self._lost_by(held, "use")
+        if held.token is None or self._is_released(held):
+            raise unlocked_error(self, "Cannot use a lock that's not owned or is already unlocked.")
+
+    def _lost_by(self, owner: Owner, verb: str) -> LockLostError:
+        """The error for the owner's lock, which was lost."""
+        lease = owner.held_lease
+        if lease is not None:
+            return lost_error(self, verb, lease)
+        text = f"Cannot {verb} the {shown_held(self.name, owner.token or b'')}, which was lost: {LossReason.EXPIRED}"
+        return LockLostError(text, lock_name=self.name, reason=LossReason.EXPIRED)
+
     @property
     def wanted(self) -> bool:
         """Whether another caller waits for the lock that the caller holds, as far as is known. Sends nothing.
@@ -762,12 +784,8 @@ class LockBase:
         held = self._taken()
         if held.token is not self._attached:  # another object: the lock was released, and perhaps acquired again
             return False
-        lease = held.held_lease
         if clock() >= self._deadline(held):
-            if lease is not None:
-                raise lost_error(self, "enter", lease)
-            text = f"Cannot enter the lock {shown(self.name)}, which was lost: {LossReason.EXPIRED}"
-            raise LockLostError(text, lock_name=self.name, reason=LossReason.EXPIRED)
+            raise self._lost_by(held, "enter")
         self._attached = None
         return True
 

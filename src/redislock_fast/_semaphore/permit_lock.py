@@ -13,14 +13,13 @@ from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.permits import ReadPermits, Resize
 from redislock_fast._protocol.report import Connections, Participant
-from redislock_fast._util.errors import LockLostError, LossReason, noted, shown
+from redislock_fast._util.errors import LossReason, noted, shown
 
 __all__ = [
     "SemaphoreReport",
     "SoleOwner",
     "check_handle",
     "limit_of",
-    "lost",
     "no_permit",
     "not_granted",
     "not_held",
@@ -86,14 +85,6 @@ def not_granted(name: Any) -> LockError:
     """The error of a caller that got no permit in time."""
     error = LockError("Unable to acquire a permit within the time specified", lock_name=name)
     return noted(error, f"of the semaphore {shown(name)}")
-
-
-def lost(lock: Any) -> LockLostError:
-    """The error for the permit of this lock object, whose lease has ended."""
-    lease = lock._held().held_lease  # noqa: SLF001  # as its own class would
-    reason = LossReason.EXPIRED if lease is None or lease.loss is None else lease.loss
-    text = f"The permit of the semaphore {shown(lock.name)} was lost: {reason}"
-    return LockLostError(text, lock_name=lock.name, reason=reason)
 
 
 def no_permit(name: Any, caller: str) -> LockError:

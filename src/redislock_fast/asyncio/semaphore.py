@@ -25,7 +25,6 @@ from redislock_fast._semaphore.permit_lock import (
     SoleOwner,
     check_handle,
     limit_of,
-    lost,
     no_permit,
     not_granted,
     not_held,
@@ -126,11 +125,11 @@ class Permit:
             LockLostError: it was lost.
             redis.exceptions.LockError: it was released.
         """
-        if self.valid:
-            return
-        if not self._lock:
-            raise self._released("use")
-        raise lost(self._lock[0])
+        try:
+            lock = self._lock[0]
+        except IndexError:
+            raise self._released("use") from None
+        lock.ensure_held()
 
     async def release(self) -> None:
         """Give the permit back; the first waiter gets it.
