@@ -34,6 +34,7 @@ _JITTER = 0.1
 DUE_AFTER = 1 - _RENEWED_AT - _JITTER / 3
 """The part of a lease before whose end the renewer need not act."""
 
+_LATE = 1 / 2  # the part of the ttl by which a renewal must be late to be worth a warning
 _RETRY = 0.1  # the part of the ttl between two attempts
 _UNANSWERED = (LossReason.EXPIRED, LossReason.SERVER_GONE)
 
@@ -256,6 +257,16 @@ class Lease:
         share = _RENEWED_AT + _JITTER / 3 * (2 * chance - 1)
         due = self.expires_at - share * self.ttl_ms / 1000
         return min(due, deadline) if self.renewal_ms(max(now, due)) is not None else deadline
+
+    def is_late(self, now: float) -> bool:
+        """Whether the renewal that begins now should have begun half a ttl ago, though nothing has failed.
+
+        One that is due at once, for a lease that was attached or that the owner has shortened, is not late.
+        """
+        if self.troubled or self.touched or self.busy or self.renewal_ms(now) is None:
+            return False
+        ttl_s, expires_at = (self.ttl_ms or 0) / 1000, self.expires_at or now
+        return expires_at - now < (_RENEWED_AT - _LATE) * ttl_s and now - self.begun > _LATE * ttl_s
 
     def retry_at(self, now: float) -> float:
         """When to try again after a renewal without a reply."""

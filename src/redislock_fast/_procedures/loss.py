@@ -82,6 +82,10 @@ def renewable(leases: list[Lease], losses: list[LeaseLoss]) -> list[Lease]:
             lose(lease, LossReason.SERVER_GONE if lease.troubled else LossReason.EXPIRED, losses)
         elif lease.options.auto_renew and not lease.over:
             open_ones.append(lease)
+    late = [lease for lease in open_ones if lease.is_late(now)]
+    if late:
+        message = "%d locks, such as %s, are renewed late by more than half of their ttl: something blocks the renewer."
+        logger.warning(message, len(late), shown(late[0].key))
     return open_ones
 
 

@@ -15,7 +15,7 @@ from redis.exceptions import LockError
 from redislock_fast import LockLostError, LossReason
 from redislock_fast.server import Server
 from tests.support.helpers import wait_until
-from tests.support.holding import BRIEF_S, RENEWED, Holders, Losses
+from tests.support.holding import BRIEF_S, RENEWED, SLOW_S, Holders, Losses, hold_the_gil
 from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, Callers
 
@@ -55,6 +55,23 @@ def test_lock_that_is_found_to_be_lost_is_not_ensured(
     losses.until()
     with pytest.raises(LockLostError, match="which was lost: deleted"):
         holder.call("ensure_held")
+
+
+# Renewals that come late
+
+
+@pytest.mark.slow
+def test_renewal_that_comes_late_is_logged(holders: Holders, valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
+    holder = holders.hold(valkey.port, timeout=SLOW_S, auto_renew=True)
+    hold_the_gil(holder.lock.remaining() - SLOW_S / 7)
+    late = "1 locks, such as 'name', are renewed late by more than half of their ttl: something blocks the renewer."
+    wait_until(lambda: caplog.messages, "something is logged")
+    assert (caplog.messages, caplog.records[0].levelname) == ([late], "WARNING")
+    assert caplog.records[0].name == "redislock_fast.renewal"
+    wait_until(lambda: holder.lock.remaining() > SLOW_S / 2, "it is renewed")
+
+
+# Permits
 
 
 def test_permit_is_ensured_as_its_lock_is(callers: Callers, valkey: Server) -> None:

@@ -86,3 +86,17 @@ def test_renewal_that_was_under_way_beside_a_call_of_the_owner_prolongs_nothing(
     before = renewed.expires_at
     renewed.renewed(clock() + 60, certainly=True)
     assert renewed.expires_at == before
+
+
+def test_only_a_renewal_that_was_due_long_ago_is_late() -> None:
+    now = clock()
+    late, attached, failing, shortened, ends = (lease() for _ in range(5))
+    for one in (late, attached, failing, shortened, ends):
+        one.begun, one.expires_at = now - 70, now + 9
+    attached.begun = now - 1
+    failing.troubled = shortened.touched = True
+    ends.options = Options(auto_renew=True, max_hold=79)
+    in_time = lease()
+    in_time.begun -= 60
+    assert late.is_late(now)
+    assert not any(one.is_late(now) for one in (in_time, attached, failing, shortened, ends))
