@@ -118,6 +118,9 @@ class Lock(LockBase, redis.lock.Lock):
             release gives it back. See https://redislock-fast.github.io/redislock_fast/explanation/linger.html
         on_wanted: called once for each holding, with the lock, when another caller is heard to wait for it, from a
             background thread. It may come late, and the waiter may have given up.
+        on_danger: called with the lock, from a background thread, when its renewals have failed until a third of
+            `timeout` is left: to stop the work while the lock is still held. Once in a series of failures. It needs
+            auto_renew.
 
     `timeout` may be an `AdaptiveTTL`. The work in the background is described in
     https://redislock-fast.github.io/redislock_fast/how-to/holding.html

@@ -257,6 +257,8 @@ class Semaphore:
         max_hold: for how many seconds after its acquire a permit is renewed at most. None: forever.
         on_lost: called once with the permit and a `LossReason` when a permit is found to be lost,
             from a background thread, or by the release or extend that finds it out.
+        on_danger: called with the permit as `Lock`'s is with the lock: while it is still held, when its renewals have
+            failed until a third of `timeout` is left. It needs auto_renew.
         metrics: gets each acquisition and release; see `Metrics` and `FailureMetrics`.
 
     Raises:
@@ -279,6 +281,7 @@ class Semaphore:
         auto_renew: bool = True,
         max_hold: float | None = None,
         on_lost: Callable[[Permit, LossReason], object] | None = None,
+        on_danger: Callable[[Permit], object] | None = None,
         metrics: Metrics | None = None,
         **unknown: Never,
     ) -> None:
@@ -296,6 +299,7 @@ class Semaphore:
             "auto_renew": auto_renew,
             "max_hold": max_hold,
             "on_lost": telling_permit(on_lost),
+            "on_danger": telling_permit(on_danger),
             "metrics": metrics,
         }
         self._callers = ThreadCallers()

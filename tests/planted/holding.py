@@ -67,6 +67,37 @@ FAULTS = (
         "tests/unit/lease/test_lease.py::test_released_or_lost_lock_is_not_renewed",
     ),
     Fault(
+        "danger is told when the lease has ended",
+        "_lease/lease.py",
+        "elif self.danger_at <= now < self.deadline and",
+        "elif now >= self.deadline and",
+        "tests/unit/lease/test_lease.py::test_danger_begins_with_a_third_of_the_ttl_left",
+    ),
+    Fault(
+        "renewer does not look when the danger begins",
+        "_lease/lease.py",
+        "return min(retry_at, self.danger_at) if now < self.danger_at else retry_at",
+        "return retry_at",
+        "tests/unit/lease/test_lease.py::test_renewal_is_tried_again_when_the_danger_begins_and_ends_by_then",
+    ),
+    Fault(
+        "attempt to renew lasts into the danger",
+        "_procedures/loss.py",
+        "min((first_deadline - now) * _LIMIT, ends_by - now)",
+        "(first_deadline - now) * _LIMIT",
+        "tests/unit/lease/test_lease.py::test_renewal_is_tried_again_when_the_danger_begins_and_ends_by_then",
+    ),
+    Fault(
+        "lock that cannot be used is ensured to be held",
+        "_procedures/lock.py",
+        "if held.token is not None and clock() >= self._deadline(held):",
+        "if False:",
+        (
+            "tests/integration/holding/test_near_the_end.py::"
+            "test_lock_whose_lease_has_ended_is_not_ensured[threads-plain]"
+        ),
+    ),
+    Fault(
         "max_hold is ignored",
         "_lease/lease.py",
         "ttl_ms = min(self.ttl_ms, int((self._ends_at() - now) * 1000)) if self.options.max_hold_s else self.ttl_ms",

@@ -14,7 +14,7 @@ from typing import Any
 
 from redislock_fast._batch.plan import BatchLease, Group, Name
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.options import Options, check_on_lost
+from redislock_fast._lease.options import Options, check_callback
 from redislock_fast._procedures.loss import LeaseLoss, asking_why, lose
 from redislock_fast._procedures.steps import Steps
 from redislock_fast._util.errors import LossReason
@@ -36,7 +36,7 @@ def batch_options(
     """
     if not auto_renew and max_hold is None and on_lost is None:
         return None
-    check_on_lost(on_lost)
+    check_callback("on_lost", on_lost)
     told = None if on_lost is None else partial(_tell, on_lost)
     options = Options(auto_renew=auto_renew, max_hold=max_hold, on_lost=told)
     options.observers = ()  # a batch reports nothing else

@@ -5,7 +5,7 @@ references, so it does not keep a dropped lock alive.
 
 Thread safety: the owner and the renewer change `expires_at`, `ceiling`, `loss`, `over`, `busy` and `touched` under
 `mutex`, and read them without it. Callers that share a lock object change `_releasing` in the same way. Only the
-renewer changes `renewing` and `troubled`. Everything else is the owner's.
+renewer changes `renewing`, `troubled` and `endangered`. Everything else is the owner's.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ DUE_AFTER = 1 - _RENEWED_AT - _JITTER / 3
 """The part of a lease before whose end the renewer need not act."""
 
 _LATE = 1 / 2  # the part of the ttl by which a renewal must be late to be worth a warning
+_DANGER = 1 / 3
+"""The part of the ttl that is left when `on_danger` is called: three attempts or more have failed by then, and what it
+stops has the time of as many. Kubernetes' leaders give up with 5 of 15 s left, by default."""
+
 _RETRY = 0.1  # the part of the ttl between two attempts
 _UNANSWERED = (LossReason.EXPIRED, LossReason.SERVER_GONE)
 
@@ -69,6 +73,7 @@ class Lease:
             `math.inf` where there is none.
         wanted: whether another caller was heard to wait for the lock, where its options ask for that.
         troubled: whether the last renewal got no reply.
+        endangered: whether `on_danger` was called since the last renewal that got one.
         task: the owner's task, where it is to be cancelled for a loss.
         record: the renewer's reference to the lease.
         cached: the `CachedKey` of a lock with `linger`.
@@ -86,6 +91,7 @@ class Lease:
         "contended",
         "counted",
         "depth",
+        "endangered",
         "expires_at",
         "key",
         "lock",
@@ -130,6 +136,7 @@ class Lease:
         self.touched = False
         self.ceiling = math.inf
         self.troubled = False
+        self.endangered = False
         self.wanted = False
         self.task: weakref.ref[asyncio.Task[Any]] | None = None
         self.record: Any = None
@@ -270,7 +277,24 @@ class Lease:
 
     def retry_at(self, now: float) -> float:
         """When to try again after a renewal without a reply."""
-        return min(now + _RETRY * (self.ttl_ms or 0) / 1000, self.deadline)
+        retry_at = min(now + _RETRY * (self.ttl_ms or 0) / 1000, self.deadline)
+        return min(retry_at, self.danger_at) if now < self.danger_at else retry_at
+
+    @property
+    def danger_at(self) -> float:
+        """When to call `on_danger` if renewals fail until then, in the clock's seconds; `math.inf`: not any more."""
+        if self.options.on_danger is None or self.endangered:
+            return math.inf
+        return self.deadline - _DANGER * (self.ttl_ms or 0) / 1000
+
+    def is_in_danger(self, now: float) -> bool:
+        """Whether `on_danger` must be called now; True once in a series of renewals that fail."""
+        if not self.troubled:
+            self.endangered = False
+        elif self.danger_at <= now < self.deadline and self.loss is None and not self.over:
+            self.endangered = True
+            return True
+        return False
 
     def begin_renewal(self, now: float) -> int | None:
         """Begin a renewal. Returns the ttl that it sets, in milliseconds; None where none must be sent."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Options",
-    "check_on_lost",
+    "check_callback",
     "linger_ms_of",
     "parameters_of",
     "refuse_unknown",
@@ -65,6 +65,7 @@ if TYPE_CHECKING:  # at run time, it would only add to the import time
         metrics: Metrics | None
         linger: float | None
         on_wanted: Callable[[Lock], object] | None
+        on_danger: Callable[[Lock], object] | None
 
 
 def refuse_unknown(public_name: str, options: Iterable[str], method: Any) -> None:
@@ -125,14 +126,14 @@ def wrong_timeout(lock: Any) -> TypeError:
     return TypeError(f"{where} got an unexpected keyword argument 'timeout': did you mean 'blocking_timeout'?")
 
 
-def check_on_lost(on_lost: object) -> None:
-    """Check that `on_lost` is None or can be called.
+def check_callback(name: str, callback: object) -> None:
+    """Check that the callback of this name is None or can be called.
 
     Raises:
         TypeError: it cannot.
     """
-    if not (on_lost is None or callable(on_lost)):
-        raise TypeError(f"on_lost is not callable: {on_lost!r}")
+    if not (callback is None or callable(callback)):
+        raise TypeError(f"{name} is not callable: {callback!r}")
 
 
 def linger_ms_of(linger: float | None, ttl_ms: int | None) -> int | None:
@@ -191,10 +192,15 @@ class Options:
         metrics: Metrics | None = None,
         linger: float | None = None,
         on_wanted: Callable[[Any], Any] | None = None,
+        on_danger: Callable[[Any], Any] | None = None,
     ) -> None:
         if max_hold is not None and not auto_renew:
             raise ValueError("max_hold limits how long a lock is renewed: it needs auto_renew=True")
-        check_on_lost(on_lost)
+        check_callback("on_lost", on_lost)
+        check_callback("on_wanted", on_wanted)
+        check_callback("on_danger", on_danger)
+        if on_danger is not None and not auto_renew:
+            raise ValueError("on_danger tells that renewals fail: it needs auto_renew=True")
         replicas = operator.index(wait_replicas)
         if replicas < 0:
             raise ValueError(f"wait_replicas must be 0 or more, not {wait_replicas!r}")
@@ -219,10 +225,9 @@ class Options:
         self.logs_calls = logs_calls()
         log = (CALL_LOG,) if self.logs_calls else ()
         self.observers = (*(() if metrics is None else (metrics,)), *installed, *log)
-        if not (on_wanted is None or callable(on_wanted)):
-            raise TypeError(f"on_wanted is not callable: {on_wanted!r}")
         self.linger = linger
         self.on_wanted = on_wanted
+        self.on_danger = on_danger
         self.watches = (
             self.auto_renew
             or on_lost is not None

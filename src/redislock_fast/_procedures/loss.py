@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import operator
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -39,6 +40,7 @@ _LONGEST_LIMIT_S = 1.0  # threads renew one batch after another: it must not del
 _LIMIT = 1 / 3  # the part of the first lease's remaining time that one attempt may take
 
 _deadline_of = operator.attrgetter("deadline")
+_danger_of = operator.attrgetter("danger_at")
 
 
 class LeaseLoss(NamedTuple):
@@ -154,9 +156,10 @@ def _note(lease: Lease, verdict: Verdict, now: float, losses: list[LeaseLoss]) -
 
 
 def limit_s(leases: list[Lease], now: float) -> float:
-    """How long to wait for the replies, in seconds: there must be time for another attempt."""
+    """How long to wait for the replies, in seconds: there must be time for another attempt, and to tell of a danger."""
     first_deadline: float = min(map(_deadline_of, leases))
-    return min(max((first_deadline - now) * _LIMIT, _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
+    ends_by = min((danger_at for danger_at in map(_danger_of, leases) if danger_at > now), default=math.inf)
+    return min(max(min((first_deadline - now) * _LIMIT, ends_by - now), _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
 
 
 def asking_why(leases: list[Lease], losses: list[LeaseLoss], by_release: bool = False) -> Steps:

@@ -29,6 +29,7 @@ from redislock_fast._renewal.schedule import (
     RenewalBatch,
     Schedule,
     due_at,
+    endangered,
     late_entries,
     record_of,
     renewing,
@@ -37,7 +38,7 @@ from redislock_fast._renewal.schedule import (
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
 from redislock_fast._util import fork
-from redislock_fast._util.errors import LockLostError, LossReason, shown, shown_held
+from redislock_fast._util.errors import LockLostError, LossReason, shown_held
 from redislock_fast._util.times import clock
 
 __all__ = ["LoopRenewer", "renewer_of"]
@@ -128,6 +129,7 @@ class LoopRenewer:
         transport = self._transport()
         if due and transport is not None:
             losses: list[LeaseLoss] = []
+            self._tell_of_danger(due)
             burst = self._run(self._renewal_batch(transport, due, losses))
             burst.add_done_callback(partial(self._settle, due, losses))
         self._set_timer()
@@ -144,6 +146,7 @@ class LoopRenewer:
         if fault is not None:  # a bug of ours must not end all renewal
             logger.error("Locks could not be renewed.", exc_info=fault)
         late = late_entries(losses)
+        self._tell_of_danger(due)
         for lease in due:
             self.keep(lease)
         self._clean_up(late)
@@ -176,22 +179,31 @@ class LoopRenewer:
 
     def tell_wanted(self, lease: Lease) -> None:
         """Call `on_wanted` for a lock that another caller waits for."""
-        lock, on_wanted = lease.lock(), lease.options.on_wanted
-        if on_wanted is None or lock is None:
+        self._call("on_wanted", lease)
+
+    def _tell_of_danger(self, leases: list[Lease]) -> None:
+        """Call `on_danger` for those of the leases that are in danger."""
+        for lease in endangered(leases):
+            self._call("on_danger", lease)
+
+    def _call(self, what: str, lease: Lease) -> None:
+        """Call this callback with the lock of a lease."""
+        lock, callback = lease.lock(), getattr(lease.options, what)
+        if callback is None or lock is None:
             return
         try:
-            answer = on_wanted(lock)
+            answer = callback(lock)
             if inspect.isawaitable(answer):
-                self._run(_awaited(answer, lease))
+                self._run(_awaited(what, answer, lease))
         except Exception:
-            logger.exception("on_wanted failed for the lock %s.", shown(lease.key))
+            logger.exception("%s failed for the %s.", what, shown_held(lease.key, lease.token))
 
 
-async def _awaited(answer: Any, lease: Lease) -> None:
+async def _awaited(what: str, answer: Any, lease: Lease) -> None:
     try:
         await answer
     except Exception:
-        logger.exception("on_wanted failed for the lock %s.", shown(lease.key))
+        logger.exception("%s failed for the %s.", what, shown_held(lease.key, lease.token))
 
 
 async def _logged(answer: Any, lease: Lease, reason: LossReason) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "RenewalBatch",
     "Schedule",
     "due_at",
+    "endangered",
     "late_entries",
     "record_of",
     "renewing",
@@ -207,6 +208,12 @@ def due_at(lease: Lease, now: float) -> float:
     if lease.troubled or lease.busy or lease.renewing:
         return lease.retry_at(now)
     return lease.due_at(now, _random.random())
+
+
+def endangered(leases: list[Lease]) -> list[Lease]:
+    """Those of which `on_danger` must be told now: before they are renewed, and after that."""
+    now = clock()
+    return [lease for lease in leases if lease.is_in_danger(now)]
 
 
 # ---- renewal batches ----

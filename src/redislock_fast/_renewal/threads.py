@@ -41,6 +41,7 @@ from redislock_fast._renewal.schedule import (
     RenewalBatch,
     Schedule,
     due_at,
+    endangered,
     late_entries,
     record_of,
     renewing,
@@ -51,7 +52,7 @@ from redislock_fast._transport.threads.driver import drive
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._transport.threads.starting import start_thread
 from redislock_fast._util import fork, patching
-from redislock_fast._util.errors import LossReason, shown, shown_held
+from redislock_fast._util.errors import LossReason, shown_held
 from redislock_fast._util.times import clock
 
 __all__ = ["Renewer", "renewer_of", "tell", "tell_in_background", "tell_wanted"]
@@ -279,11 +280,13 @@ class Renewer(patching.Adaptable):
         if transport is None:
             return
         losses: list[LeaseLoss] = []
+        _tell_of_danger(due)
         try:
             self._renewal_batch(transport, due, losses)
         except Exception:  # a bug of ours must not end all renewal
             logger.exception("Locks could not be renewed.")
         late = late_entries(losses)
+        _tell_of_danger(due)
         for lease in due:
             self._add(lease)
         self._clean_up(late)
@@ -322,17 +325,25 @@ def tell_wanted(lease: Lease) -> None:
     Where no thread can be started, it is not called: this is the thread that reads for all callers, which must not
     wait for what users' code waits for.
     """
-    _is_started(_call_on_wanted, lease)
+    _is_started(_call, "on_wanted", lease)
 
 
-def _call_on_wanted(lease: Lease) -> None:
-    lock, on_wanted = lease.lock(), lease.options.on_wanted
-    if on_wanted is None or lock is None:
+def _tell_of_danger(leases: list[Lease]) -> None:
+    """Call `on_danger` for those of the leases that are in danger, each in a thread of its own, or here if need be."""
+    for lease in endangered(leases):
+        if not _is_started(_call, "on_danger", lease):
+            _call("on_danger", lease)
+
+
+def _call(what: str, lease: Lease) -> None:
+    """Call this callback with the lock of a lease. An exception of the callback is logged."""
+    lock, callback = lease.lock(), getattr(lease.options, what)
+    if callback is None or lock is None:
         return
     try:
-        on_wanted(lock)
+        callback(lock)
     except Exception:
-        logger.exception("on_wanted failed for the lock %s.", shown(lease.key))
+        logger.exception("%s failed for the %s.", what, shown_held(lease.key, lease.token))
 
 
 def tell(lease: Lease, reason: LossReason) -> None:

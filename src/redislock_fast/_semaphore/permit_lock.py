@@ -93,19 +93,15 @@ def no_permit(name: Any, caller: str) -> LockError:
     return LockError(text, lock_name=name)
 
 
-def telling_permit(on_lost: Any) -> Any:
-    """The `on_lost` of a permit's lock object, which calls the user's with the permit; None for None.
+def telling_permit(callback: Any) -> Any:
+    """A callback of a permit's lock object, which calls the user's with the permit; None for None."""
+    if not callable(callback):
+        return callback  # None, or what is refused by the lock
+    tell: Callable[..., Any] = callback
 
-    Raises:
-        TypeError: it cannot be called.
-    """
-    if not callable(on_lost):
-        return on_lost  # None, or what is refused by the lock
-    tell: Callable[[Any, LossReason], Any] = on_lost
-
-    def told(lock: Any, reason: LossReason) -> Any:
+    def told(lock: Any, *reason: LossReason) -> Any:
         permit = lock.permit()
-        return None if permit is None else tell(permit, reason)
+        return None if permit is None else tell(permit, *reason)
 
     return told
 

@@ -105,6 +105,9 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             that, the CancelledError's cause is a `LockLostError`.
         on_wanted: called once for each holding, with the lock, when another caller is heard to wait for it, in the
             event loop. An awaitable that it returns is awaited.
+        on_danger: called with the lock, in the event loop, when its renewals have failed until a third of `timeout` is
+            left: to stop the work while the lock is still held. Once in a series of failures. An awaitable that it
+            returns is awaited. It needs auto_renew.
         options: auto_renew, max_hold, fencing, reentrant, wait_replicas, wait_timeout, breaker, metrics and linger, as
             for `redislock_fast.Lock`. A key lingers in its event loop.
 

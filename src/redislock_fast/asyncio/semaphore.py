@@ -257,6 +257,8 @@ class Semaphore:
         max_hold: for how many seconds after its acquire a permit is renewed at most. None: forever.
         on_lost: called once with the permit and a `LossReason` when a permit is found to be lost,
             in the event loop. An awaitable that it returns is awaited.
+        on_danger: called with the permit as `Lock`'s is with the lock: while it is still held, when its renewals have
+            failed until a third of `timeout` is left. It needs auto_renew.
         cancel_on_lost: whether the task that acquired the permit is cancelled then, with a LockLostError as the
             argument of CancelledError.
         metrics: gets each acquisition and release; see `Metrics` and `FailureMetrics`.
@@ -281,6 +283,7 @@ class Semaphore:
         auto_renew: bool = True,
         max_hold: float | None = None,
         on_lost: Callable[[Permit, LossReason], object] | None = None,
+        on_danger: Callable[[Permit], object] | None = None,
         cancel_on_lost: bool = False,
         metrics: Metrics | None = None,
         **unknown: Never,
@@ -299,6 +302,7 @@ class Semaphore:
             "auto_renew": auto_renew,
             "max_hold": max_hold,
             "on_lost": telling_permit(on_lost),
+            "on_danger": telling_permit(on_danger),
             "cancel_on_lost": cancel_on_lost,
             "metrics": metrics,
         }

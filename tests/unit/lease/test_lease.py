@@ -5,6 +5,7 @@ Rules: no server, and no renewer.
 
 from __future__ import annotations
 
+import math
 import weakref
 
 import pytest
@@ -13,6 +14,7 @@ from redislock_fast import LossReason
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import SharedOwner
+from redislock_fast._procedures.loss import limit_s
 from redislock_fast._util.times import clock
 
 TOKEN = b"token"
@@ -100,3 +102,52 @@ def test_only_a_renewal_that_was_due_long_ago_is_late() -> None:
     in_time.begun -= 60
     assert late.is_late(now)
     assert not any(one.is_late(now) for one in (in_time, attached, failing, shortened, ends))
+
+
+def in_danger() -> Lease:
+    """A lease with `on_danger` whose renewal has failed, 30 s before its end."""
+    failing = lease()
+    failing.options = Options(auto_renew=True, on_danger=print)
+    failing.troubled = True
+    return failing
+
+
+def test_danger_begins_with_a_third_of_the_ttl_left() -> None:
+    failing = in_danger()
+    danger_at = failing.deadline - 20
+    assert failing.danger_at == danger_at
+    assert [failing.is_in_danger(danger_at + s) for s in (-0.01, 0, 1)] == [False, True, False]
+    assert failing.danger_at == math.inf
+
+
+def test_danger_is_told_again_after_a_renewal_has_succeeded() -> None:
+    failing = in_danger()
+    now = failing.danger_at
+    assert failing.is_in_danger(now)
+    failing.troubled = False
+    assert not failing.is_in_danger(now)
+    failing.troubled = True
+    assert failing.is_in_danger(now)
+
+
+def test_lock_that_is_over_or_lost_is_in_no_danger() -> None:
+    ended, released, lost, renewed = (in_danger() for _ in range(4))
+    now = ended.danger_at + 1
+    ended.expires_at = now
+    released.end()
+    lost.lose(LossReason.TAKEN)
+    renewed.troubled = False
+    assert not any(one.is_in_danger(now) for one in (ended, released, lost, renewed))
+
+
+def test_renewal_is_tried_again_when_the_danger_begins_and_ends_by_then() -> None:
+    failing = in_danger()
+    before = failing.danger_at - 0.2
+    assert failing.retry_at(before) == failing.danger_at
+    assert failing.retry_at(failing.danger_at) == failing.danger_at + 6
+    assert limit_s([lease(), failing], before) == pytest.approx(0.2)
+    assert limit_s([failing], failing.danger_at) == 1.0
+
+
+def test_danger_costs_an_acquire_nothing() -> None:
+    assert Options(auto_renew=True, on_danger=print).only_note
