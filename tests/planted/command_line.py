@@ -69,8 +69,22 @@ FAULTS = (
     Fault(
         "lock is released before the least time is over",
         "_cli/run.py",
-        "if rest_s > 0:",
-        "if rest_s > 3600:",
+        "if rest_s <= 0:",
+        "if rest_s <= 3600:",
         "tests/integration/cli/test_run.py::test_lock_is_kept_for_the_least_time_that_was_asked_for",
+    ),
+    Fault(
+        "permit of another holder is broken",
+        "_procedures/breaking.py",
+        "if token_id_of(token) == token_id:",
+        "if token:",
+        "tests/integration/cli/test_semaphores.py::test_break_takes_one_permit[True]",
+    ),
+    Fault(
+        "command goes on without its permit",
+        "_cli/run.py",
+        "on_lost=guard.note_loss,\n    )\n    try:\n        with signals.interrupting():\n            return semaphore",
+        "on_lost=None,\n    )\n    try:\n        with signals.interrupting():\n            return semaphore",
+        "tests/integration/cli/test_run_permits.py::test_command_is_ended_where_the_permit_is_lost",
     ),
 )

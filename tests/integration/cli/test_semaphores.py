@@ -143,7 +143,7 @@ def test_break_takes_one_permit(
     waiting = start(lambda: semaphore.acquire(blocking_timeout=PATIENCE_S)) if with_waiter else None
     if waiting is not None:
         until_queued(client, "name", 1)
-    broken, kept = semaphore.status().holders
+    kept, broken = semaphore.status().holders
     unknown = redislock("break", "name", "--token-id", "0" * 12, "--yes")
     outcome = redislock("break", "name", "--token-id", str(broken.token_id), "--yes", "--json")
     left: list[Any] = [one.token_id for one in semaphore.status().holders]
