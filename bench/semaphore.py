@@ -37,8 +37,7 @@ HELP = "semaphores beside locks, redis-semaphore, a BLPOP list, locks tried in t
 _CALLERS = {"1 thread": 1, "16 threads": 16, "100 tasks": 100}
 _SLOTS = {LOCKS_IN_TURN: 20}
 _MANY_SLOTS = 1000
-_AT_A_TIME = 20
-_TIMES = 50
+_AT_A_TIME = 100
 _STARTING_S = 60.0
 _IDLE_LEASE_S = 60  # longer than the measurement
 _KILLED_LEASE_S = 1
@@ -104,14 +103,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             rivals.append(libraries.find(name).name)
         except AbsentError as error:
             absent[name] = str(error)
-    measures = {"free": _free, "wanted": _wanted, "server": _server, "killed": _killed, "idle": _idle}
+    measures = (_free, _wanted, _server, _killed, _idle)
     with servers.open_server(options.server) as server, open_scene(server.url) as scene:
-        for part in options.parts:
-            measures[part](scene, options, rivals, note)
-    rows = [row.cells(found[row.figure]) for part in options.parts for row in PARTS[part]]
+        for part, measure in zip(PARTS, measures, strict=True):
+            if part in options.parts:
+                measure(scene, options, rivals, note)
+    rows = [row.cells(found[row.figure]) for part in PARTS if part in options.parts for row in PARTS[part]]
     heads = ["", "is", "goal", "sema-\nphore", "lock", "redis-\nsem.", "BLPOP\nlist", "tried\nlocks"]
     report.table(report.title(server.name, options.rounds, options.seconds), heads, rows, words=1)
-    print(f"Goals of pairs, gap and CPU are for semaphore : lock. {LIMIT} permits are wanted, or {LIMIT} locks.")
+    print(f"Goals of pairs, gap and CPU are for semaphore : lock. Gaps: {LIMIT} permits, or locks.")
     for name, reason in absent.items():
         print(f"{name}: {reason}")
     return {"violations": sum(found["violations"][SEMAPHORE]), "not_measured": absent, "figures": found}
@@ -121,13 +121,11 @@ def _free(scene: Scene, options: argparse.Namespace, rivals: Sequence[str], note
     for callers, count in _CALLERS.items():
         with ExitStack() as closing:
             entrants = []
-            for name in (SEMAPHORE, OURS, *rivals):
-                contestant = libraries.find(OURS)
-                if name != OURS:
-                    contestant = semaphores.find(name, limit=_SLOTS.get(name, _MANY_SLOTS))
-                if "task" not in callers or contestant.make_async:
-                    crew = _crew(scene, contestant, "task" in callers, count, closing)
-                    entrants.append(Entrant(name, callers, crew))
+            for name in (SEMAPHORE, OURS, *([] if "task" in callers else rivals)):
+                of_semaphore = {"limit": _SLOTS.get(name, _MANY_SLOTS)}
+                contestant = libraries.find(OURS) if name == OURS else semaphores.find(name, **of_semaphore)
+                crew = _crew(scene, contestant, "task" in callers, count, closing)
+                entrants.append(Entrant(name, callers, crew))
             race(entrants, options.rounds, options.seconds)
         for entrant in entrants:
             for rate in entrant.rates:
@@ -179,7 +177,7 @@ def _wanted(scene: Scene, options: argparse.Namespace, rivals: Sequence[str], no
 
 
 def _server(scene: Scene, options: argparse.Namespace, _: Sequence[str], note: _Note) -> None:
-    def calls_us() -> tuple[float, int]:
+    def spent_us() -> tuple[float, int]:
         """The time and the number of the requests that acquire and release, so far."""
         stats: Any = scene.witness.info("commandstats")
         sent = [stats[f"cmdstat_{name}"] for name in ("evalsha", "set", "delifeq") if f"cmdstat_{name}" in stats]
@@ -187,20 +185,16 @@ def _server(scene: Scene, options: argparse.Namespace, _: Sequence[str], note: _
 
     with redis.Redis.from_url(scene.url) as client:
         semaphore = semaphores.find(SEMAPHORE, limit=_MANY_SLOTS).make(client, f"{scene.prefix}:server")
-        locks = [libraries.find(OURS).make(client, f"{scene.prefix}:server:{n}") for n in range(_AT_A_TIME)]
+        locks = [libraries.find(OURS).make(client, f"{scene.prefix}:server:{number}") for number in range(_AT_A_TIME)]
         for number in range(options.rounds + 1):
             for name, held in ((SEMAPHORE, [semaphore] * _AT_A_TIME), (OURS, locks)):
-                spent = {"acquire": [0.0, 0.0], "release": [0.0, 0.0]}
-                for _time in range(_TIMES):
-                    for call, (us, calls) in spent.items():
-                        us_before, before = calls_us()
-                        for lock in held:
-                            getattr(lock, call)()
-                        us_after, after = calls_us()
-                        spent[call] = [us + us_after - us_before, calls + after - before]
-                for call, (us, calls) in spent.items():
-                    if number:  # the first warms up
-                        note(f"{call}, server us", name, us / calls)
+                for call in ("acquire", "release"):
+                    before_us, before = spent_us()
+                    for lock in held:
+                        getattr(lock, call)()
+                    after_us, after = spent_us()
+                    if number:  # the first round warms up
+                        note(f"{call}, server us", name, (after_us - before_us) / (after - before))
 
 
 def _killed(scene: Scene, options: argparse.Namespace, _: Sequence[str], note: _Note) -> None:

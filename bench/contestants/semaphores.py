@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 from bench.contestants import LEASE_S, AbsentError, Contestant
@@ -27,22 +27,20 @@ _PAUSE_S = 0.1  # after all locks were found held, as redis-py's lock does
 
 def find(name: str, lease_s: int = LEASE_S, limit: int = LIMIT) -> Contestant:
     """Make the contestant of this name; raises `AbsentError` when its library is not installed."""
-    import redislock_fast.asyncio  # noqa: PLC0415 - a child of `bench guard` has the package of another tree
+    if name == SEMAPHORE:
+        import redislock_fast.asyncio  # noqa: PLC0415 - a child of `bench guard` has the package of another tree
 
-    ours, ours_async = (partial(of.Semaphore, timeout=lease_s) for of in (redislock_fast, redislock_fast.asyncio))
-    makers: dict[str, tuple[str, Any, Any]] = {  # the distribution, and what makes one, for threads and for asyncio
-        SEMAPHORE: ("redislock_fast", ours, ours_async),
-        REDIS_SEMAPHORE: ("redis-semaphore", _RedisSemaphore, None),
-        BLPOP_LIST: ("redis", _BlpopList, _AsyncBlpopList),
-        LOCKS_IN_TURN: ("redis", partial(_LocksInTurn, lease_s=lease_s), None),
+        both: Any = redislock_fast, redislock_fast.asyncio
+        make, make_async = (partial(of.Semaphore, limit=limit, timeout=lease_s) for of in both)
+        return Contestant(name, redislock_fast.__version__, make, make_async=make_async, limit=limit)
+    if name == REDIS_SEMAPHORE and not find_spec("redis_semaphore"):
+        raise AbsentError("not installed")
+    rivals: dict[str, Any] = {
+        REDIS_SEMAPHORE: _RedisSemaphore,
+        BLPOP_LIST: _BlpopList,
+        LOCKS_IN_TURN: partial(_LocksInTurn, lease_s=lease_s),
     }
-    distribution, make, make_async = makers[name]
-    try:
-        installed = version(distribution)
-    except PackageNotFoundError:
-        raise AbsentError("not installed") from None
-    make, make_async = (of and partial(of, limit=limit) for of in (make, make_async))
-    return Contestant(name, installed, make, make_async=make_async, limit=limit)
+    return Contestant(name, "-", partial(rivals[name], limit=limit), limit=limit)
 
 
 class _RedisSemaphore:
@@ -73,23 +71,6 @@ class _BlpopList:
 
     def release(self) -> None:
         self._client.rpush(self._name, self._slot)
-
-
-class _AsyncBlpopList:
-    """As `_BlpopList`, for asyncio."""
-
-    def __init__(self, client: Any, name: str, limit: int) -> None:
-        self._client, self._name, self._limit = client, name, limit
-
-    async def acquire(self) -> bool:
-        if self._limit and await self._client.set(f"{self._name}:made", 1, nx=True):
-            await self._client.rpush(self._name, *range(self._limit))
-        self._limit = 0
-        self._slot = (await self._client.blpop([self._name]))[1]
-        return True
-
-    async def release(self) -> None:
-        await self._client.rpush(self._name, self._slot)
 
 
 class _LocksInTurn:
