@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -162,6 +163,11 @@ def crowd() -> Iterator[tuple[Pipe, Peer, ThreadPoolExecutor]]:
         pool.shutdown(wait=False)  # callers of a failed test end with their pipe
 
 
+WITH_GIL = pytest.mark.skipif(
+    sysconfig.get_config_var("Py_GIL_DISABLED") == 1, reason="no caller waits for a GIL there"
+)
+
+
 def keep_the_gil(seconds: float) -> None:
     """Let only what needs no GIL go on."""
     until = time.monotonic() + seconds
@@ -170,6 +176,7 @@ def keep_the_gil(seconds: float) -> None:
 
 
 @pytest.mark.skipif(compiled is None, reason="the reader in Python needs the GIL")
+@WITH_GIL
 def test_a_reply_that_came_in_time_counts_though_its_caller_was_not_woken_in_time(
     crowd: tuple[Pipe, Peer, ThreadPoolExecutor],
 ) -> None:
@@ -183,6 +190,7 @@ def test_a_reply_that_came_in_time_counts_though_its_caller_was_not_woken_in_tim
 
 
 @pytest.mark.skipif(compiled is None, reason="the reader in Python needs the GIL")
+@WITH_GIL
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs pthread_kill")
 def test_a_caller_that_is_interrupted_before_it_is_woken_keeps_nobody_asleep(
     crowd: tuple[Pipe, Peer, ThreadPoolExecutor],

@@ -182,7 +182,10 @@ class Peer:
         while len(requests) < count:
             request = self._parser.gets()
             if request is False:
-                data = self.sock.recv(65536)
+                try:
+                    data = self.sock.recv(65536)
+                except ConnectionResetError:  # the other end was closed with something unread, as a ticket of TLS
+                    data = b""
                 if not data:
                     raise EOFError
                 self._parser.feed(data)

@@ -140,6 +140,8 @@ def test_snippets_run_and_print_what_the_page_says(
     page: str, servers: Servers, valkey: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REDIS_URL", valkey.url)
+    if any("fakeredis" in snippet.source for snippet in _WITH_SNIPPETS[page]):
+        pytest.importorskip("lupa")  # CPython 3.13 without the GIL has no fakeredis[lua]
     with _world(page, servers) as world:
         for snippet in _WITH_SNIPPETS[page]:
             if snippet.reason is None and snippet.example is None:

@@ -5,6 +5,7 @@ Rules: as in test_holding.
 
 from __future__ import annotations
 
+import sysconfig
 import threading
 
 import pytest
@@ -150,6 +151,10 @@ def test_fork_takes_nothing_from_the_parent(
     assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
 
 
+WITH_GIL = pytest.mark.skipif(sysconfig.get_config_var("Py_GIL_DISABLED") == 1, reason="no GIL stops others there")
+
+
+@WITH_GIL
 def test_lock_is_lost_and_told_where_the_gil_is_held_for_longer_than_its_ttl(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -160,6 +165,7 @@ def test_lock_is_lost_and_told_where_the_gil_is_held_for_longer_than_its_ttl(
 
 
 @pytest.mark.slow
+@WITH_GIL
 def test_lock_is_kept_where_the_gil_is_held_for_less_than_its_renewals_need(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:
