@@ -25,12 +25,14 @@ from redislock_fast._semaphore.permit_lock import (
     SemaphoreReport,
     SoleOwner,
     check_handle,
+    clean_up,
     limit_of,
     no_permit,
     not_granted,
     not_held,
     read_status,
     resize,
+    tell_nobody,
     telling_permit,
 )
 from redislock_fast._util.errors import LossReason, shown
@@ -209,6 +211,8 @@ class Permit:
     ) -> None:
         """Release the permit, unless the block has. Where the block has raised, an error of the release is logged.
 
+        Where the release fails, it is done in the background as soon as that is possible.
+
         Raises:
             LockLostError: the permit was lost.
         """
@@ -220,10 +224,13 @@ class Permit:
             if exc_type is None:
                 raise
             logger.warning("A permit was no longer held when exiting context manager: %s", shown(self.name))
-        except Exception as error:
-            if exc_type is None:
+        except BaseException as error:
+            clean_up(self._lock)  # since nobody will call it again
+            if exc_type is None or not isinstance(error, Exception):
                 raise
             logger.warning("A permit of %s could not be released: %r", shown(self.name), error)
+        finally:
+            self._leave()
 
     def __repr__(self) -> str:
         """The semaphore's name, and for how long the permit is held. Sends nothing."""
@@ -298,7 +305,7 @@ class Semaphore:
             "blocking_timeout": blocking_timeout,
             "auto_renew": auto_renew,
             "max_hold": max_hold,
-            "on_lost": telling_permit(on_lost),
+            "on_lost": telling_permit(tell_nobody if on_lost is None and not auto_renew else on_lost),
             "on_danger": telling_permit(on_danger),
             "metrics": metrics,
         }
@@ -346,7 +353,7 @@ class Semaphore:
             redis.exceptions.ResponseError: the server's error, such as WRONGTYPE for a key that is no semaphore's.
         """
         permit, lock = self._begin()
-        return self._acquire(permit, lock, lock.acquire(blocking=blocking, blocking_timeout=blocking_timeout))
+        return self._acquire(permit, lock, blocking, blocking_timeout)
 
     def _begin(self) -> tuple[Permit, _PermitLock]:
         """A permit for the caller, and a lock object to acquire it."""
@@ -358,8 +365,10 @@ class Semaphore:
         lock.permit = weakref.ref(permit)  # before it may be lost
         return permit, lock
 
-    def _acquire(self, permit: Permit, lock: _PermitLock, acquiring: bool) -> Permit | None:
-        if not acquiring:
+    def _acquire(
+        self, permit: Permit, lock: _PermitLock, blocking: bool | None, blocking_timeout: float | None
+    ) -> Permit | None:
+        if not lock.acquire(blocking=blocking, blocking_timeout=blocking_timeout):
             self._free.append(lock)
             return None
         permit._enter(lock)  # noqa: SLF001  # of this very module

@@ -17,7 +17,7 @@ from redislock_fast._lease.metrics import report_call
 from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._util.errors import LossReason, shown
+from redislock_fast._util.errors import LossReason, shown, shown_held
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import is_permit
 
@@ -96,7 +96,7 @@ def lose(lease: Lease, reason: LossReason, losses: list[LeaseLoss], by_release: 
     if lease.lose(reason, by_release):
         losses.append(LeaseLoss(lease, reason))
         if lease.options.on_lost is None:
-            logger.warning("The lock %s was lost: %s.", shown(lease.key), reason)
+            logger.warning("The %s was lost: %s.", shown_held(lease.key, lease.token), reason)
 
 
 def _log_series(leases: list[Lease], were_troubled: list[bool]) -> None:

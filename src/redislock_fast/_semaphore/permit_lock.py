@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import LockError, LockNotOwnedError
+from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.steps import Do, Steps
@@ -19,14 +20,20 @@ __all__ = [
     "SemaphoreReport",
     "SoleOwner",
     "check_handle",
+    "clean_up",
     "limit_of",
     "no_permit",
     "not_granted",
     "not_held",
     "read_status",
     "resize",
+    "tell_nobody",
     "telling_permit",
 ]
+
+
+_MOST = 1 << 53
+"""All limits are below it: from there on, the numbers of Lua are no whole ones."""
 
 
 @dataclass(frozen=True)
@@ -65,19 +72,29 @@ def check_handle(lock: Any, handle: Any) -> None:
         raise ValueError(f"the handle is of {shown(handle.name)}, not of the semaphore {shown(lock.name)}")
 
 
+def clean_up(locks: list[Any]) -> None:
+    """Release the permit of the lock object in the background, though a release has failed. Empties the list."""
+    while locks:
+        lock = locks.pop()
+        token = lock._owners.owner.token  # noqa: SLF001  # as its own class would
+        if token is not None:
+            with contextlib.suppress(RedisError):  # a cluster without a node for the key: it ends with its ttl
+                lock._transport.clean_up([(lock._key, token)])  # noqa: SLF001  # as above
+
+
 def limit_of(limit: Any, name: Any) -> int:
     """A limit as an int.
 
     Raises:
         TypeError: it is no whole number.
-        ValueError: it is below 1.
+        ValueError: it is below 1, or above what a server's scripts can count.
     """
     try:
         most = operator.index(limit)
     except TypeError:
         raise TypeError(f"the limit of the semaphore {shown(name)} must be a whole number, not {limit!r}") from None
-    if most < 1 or isinstance(limit, bool):
-        raise ValueError(f"the limit of the semaphore {shown(name)} must be 1 or more, not {limit!r}")
+    if not 1 <= most < _MOST or isinstance(limit, bool):
+        raise ValueError(f"the limit of the semaphore {shown(name)} must be 1 or more, and below 2**53, not {limit!r}")
     return most
 
 
@@ -104,6 +121,10 @@ def telling_permit(callback: Any) -> Any:
         return None if permit is None else tell(permit, *reason)
 
     return told
+
+
+def tell_nobody(permit: Any, reason: LossReason) -> None:
+    """The `on_lost` of permits that have none and are not renewed: so they are watched, and released when dropped."""
 
 
 class SoleOwner(Owner):
