@@ -200,7 +200,7 @@ class TokenOperation:
 
     def script(self, script: Script, *args: bytes | int) -> Args:
         if is_permit(self.token):
-            return self.queue_script(script, *args)
+            script = FOR_PERMITS[script.sha]
         if self.with_text:
             return (b"EVAL", script.text, 1, self.key, self.token, *args)
         return (b"EVALSHA", script.sha, 1, self.key, self.token, *args)

@@ -17,6 +17,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import HANDED_OVER, Acquire
 from redislock_fast._protocol.keys import permit_keys
 from redislock_fast._protocol.operation import Refused, TokenOperation
+from redislock_fast._protocol.queue import MOVING
 from redislock_fast._protocol.report import MOST_WAITERS, pairs
 from redislock_fast._protocol.scripts import ACQUIRE_PERMIT, RELEASE, RELEASE_PERMIT, RESIZE
 from redislock_fast._util.errors import shown
@@ -75,9 +76,10 @@ class AcquirePermit(Acquire):
             return True
         if not isinstance(reply, hiredis.ReplyError):
             raise Malformed(reply)
-        if self.error_code(reply) == "NOSCRIPT":
-            return False
-        raise Refused(str(reply))
+        code = self.queue_error_code(reply)
+        if code not in ("NOSCRIPT", MOVING):
+            raise Refused(str(reply))
+        return code == MOVING  # the keys move to another node: it cannot be had for now
 
     def _log_other_limit(self, limit: int) -> None:
         """Log once that an operator's limit is in force instead of the caller's."""
@@ -120,10 +122,13 @@ class ReleasePermit(TokenOperation):
 
     Idempotent: if the token is not found after an attempt of unknown outcome that left while the lease was valid, that
     attempt was executed.
+
+    While the keys move to another node of a cluster, the permit is removed, and a health check of a waiter hands over.
     """
 
     handed_over: bool | None = None
     first_request = staticmethod(_release_request)
+    _is_moving = False
 
     def __init__(
         self,
@@ -140,7 +145,7 @@ class ReleasePermit(TokenOperation):
     def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
         if not self.unsettled:
             self.valid = self.expires_at is None or now < self.expires_at
-        return self.queue_script(RELEASE)
+        return (b"ZREM", self.key, self.token) if self._is_moving else self.queue_script(RELEASE)
 
     @property
     def may_be_done(self) -> bool:
@@ -153,8 +158,9 @@ class ReleasePermit(TokenOperation):
             return True
         if not isinstance(reply, hiredis.ReplyError):
             raise Malformed(reply)
-        code = self.error_code(reply)
-        if code in ("NOSCRIPT", "WRONGTYPE"):
+        code = self.queue_error_code(reply)
+        if code in ("NOSCRIPT", "WRONGTYPE", MOVING):
+            self._is_moving = code == MOVING
             return code == "WRONGTYPE"
         raise Refused(str(reply))
 

@@ -121,9 +121,17 @@ def read_reply(request: Args, answer: Any, encode: Callable[[object], bytes]) ->
         return answer
     if isinstance(answer, str):
         return encode(answer)
-    if isinstance(answer, list):
-        return [encode(item) if isinstance(item, str) else item for item in answer]
+    if isinstance(answer, (list, tuple)):
+        return _encoded(answer, encode)
     return b"" if request[0] == b"GET" else int(bool(answer))
+
+
+def _encoded(items: list[Any] | tuple[Any, ...], encode: Callable[[object], bytes]) -> list[Any]:
+    """The items as a server sends them: some clients decode texts, and make tuples of pairs."""
+    return [
+        encode(item) if isinstance(item, str) else _encoded(item, encode) if isinstance(item, (list, tuple)) else item
+        for item in items
+    ]
 
 
 def _name_of(key: Any) -> Any:

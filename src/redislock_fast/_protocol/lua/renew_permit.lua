@@ -1,5 +1,5 @@
 -- Renew permit: set the end of a permit that has not ended, unless that is later.
--- KEYS     permits, queue, waiters, limit
+-- KEYS     permits alone: it can be renewed while the keys move to another node
 -- ARGV[1]  token
 -- ARGV[2]  ttl in milliseconds
 -- returns  1 if this token has a permit, else 0
