@@ -50,6 +50,8 @@ class LockPolicy:
         """Whether the caller can hold if nobody waits before it."""
         return self.value is None
 
+    has_ended = is_free
+
     def admit(self, token: bytes, terms: Any) -> bytes | None:
         """Have a waiter hold. Returns what it is told; None where it may not."""
         self.room = 0
@@ -148,21 +150,21 @@ class PermitPolicy:
         """Count how many more may hold where so many may."""
         permits, now_ms = self.permits, self.server.now_ms
         if len(permits) >= most:
-            ended = sorted((ends_at, token) for token, ends_at in permits.items() if ends_at <= now_ms)
+            ended = sorted((ends_at, token) for token, ends_at in permits.items() if ends_at < now_ms)
             for _, token in ended[:_MOST_PURGED]:
                 self.server._remove_item(self.key, token)
         return most - len(self.permits)
 
     def set_end(self, token: bytes, ttl_ms: int) -> None:
-        """Set the end of a permit."""
-        ends_at = self.server.now_ms + ttl_ms
+        """Set the end of a permit, unless that is later."""
         entry = self.server.entry(self.key) or Entry(None)
+        ends_at = max(self.server.now_ms + ttl_ms, entry.items.get(token, 0))
         last = max(ends_at, entry.ends_at_ms or 0)
         self.server._write(self.key, Entry(None, last, {**entry.items, token: ends_at}))
 
     def held(self, token: bytes) -> bytes | None:
         """What a holder with this token is told; None for none."""
-        return token + b"+" if self.permits.get(token, 0) > self.server.now_ms else None
+        return token + b"+" if self.permits.get(token, 0) >= self.server.now_ms else None
 
     def holds_beside(self, token: bytes) -> bool:
         """Whether a waiter that is not in the queue holds nonetheless."""
@@ -172,6 +174,13 @@ class PermitPolicy:
         """Whether the caller can hold if nobody waits before it."""
         self.room = self.count_room(self.limit_for(self._words(terms)[1]))
         return self.room > 0
+
+    def has_ended(self, terms: bytes) -> bool:
+        """The same, for a caller that only wants to leave."""
+        try:
+            return self.is_free(terms)
+        except WrongType:
+            return False
 
     @staticmethod
     def _words(terms: bytes) -> tuple[int, int]:

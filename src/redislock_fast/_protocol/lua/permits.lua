@@ -4,7 +4,8 @@
 --          milliseconds. Its size is the count: there is no counter beside it. It expires at the latest end
 -- limit    how many may hold, where an operator has set that; else each caller says it. No permit is taken back
 --
--- A permit whose end has passed is nobody's. It is purged when its place is needed.
+-- A permit lasts through the millisecond of its end, as a key does: else one that was granted late in a millisecond
+-- would not last for its whole ttl. One whose end has passed is nobody's. It is purged when its place is needed.
 local permits, queue, waiters, limit = unpack(KEYS)
 local time -- of the server, once it was read
 local room = 0 -- how many holders this script may admit
@@ -19,7 +20,7 @@ end
 local function count_room(most)
     size = size or redis.call('zcard', permits)
     if size >= most then
-        local ended = redis.call('zrangebyscore', permits, '-inf', now_ms(), 'limit', 0, 50)
+        local ended = redis.call('zrangebyscore', permits, '-inf', now_ms() - 1, 'limit', 0, 50)
         if ended[1] then
             redis.call('zrem', permits, unpack(ended))
             size = size - #ended
@@ -45,7 +46,7 @@ end
 -- What a holder's permit is called if this token has one, else false.
 local function held(token)
     local ends_at = redis.call('zscore', permits, token)
-    return ends_at and tonumber(ends_at) > now_ms() and token .. '+'
+    return ends_at and tonumber(ends_at) >= now_ms() and token .. '+'
 end
 
 -- Take a permit back. Returns how many there were with this token.
