@@ -437,15 +437,17 @@ class Model(Keys):
         self._put_back(queue, token, arrival)
         policy.remove(token)
 
-    def _pass_over_sleepers(self, queue: bytes, waiters: bytes, token: bytes) -> None:
+    def _pass_over_sleepers(self, queue: bytes, waiters: bytes, token: bytes) -> Any:
+        """Returns the terms of the first waiter where that is another one."""
         waiting, fields = self._items(queue), self._items(waiters)
         while self.passes_left > 0 and waiting and (first := _first(waiting)) != token:
             entry = fields.get(b"t" + first)
             if entry is not None and fields.get(b"c" + entry[2], -1) >= self.now_ms:
-                return
+                return entry[0]
             del waiting[first]
             fields.pop(b"t" + first, None)
             self.passes_left -= 1
+        return None
 
     def _clean(self, queue: bytes, waiters: bytes) -> None:  # of all fields, where the script looks at some
         waiting, fields = self._items(queue), self._items(waiters)
@@ -473,9 +475,8 @@ class Model(Keys):
         if len(fields) == known + 2 or look_for or self.now_us % 1_000_000 % 64 == 0:
             self._clean(queue, waiters)
             self._keep(waiters, kept_ms)
-        if look_for:
-            self._pass_over_sleepers(queue, waiters, token)
-        if policy.is_free(terms):
+        first_terms = self._pass_over_sleepers(queue, waiters, token) if look_for else None
+        if policy.is_free(first_terms or terms):
             last, own = self._hand_over(policy, queue, waiters, token)
             if last is False and policy.room > 0:
                 self._remove_item(queue, token)
@@ -501,7 +502,7 @@ class Model(Keys):
 
     def _leave(self, policy: Policy, queue: Any, waiters: Any, token: Any, what: Any, terms: Any = 0) -> Reply:
         assert what in (b"keep", b"pass on")
-        if what == b"keep" and policy.is_free(terms):
+        if what == b"keep" and policy.has_ended(terms):
             given, _ = self._hand_over(policy, queue, waiters, token)
             if given is False and policy.room > 0:
                 policy.admit(token, terms)
@@ -546,7 +547,10 @@ class Model(Keys):
         return answer if most == own else [answer, most]
 
     def _release_permit(self, policy: PermitPolicy, queue: Any, waiters: Any, token: Any) -> Reply:
-        if not policy.remove(token):
+        removed = policy.remove(token)
+        self._remove_item(queue, token)
+        self._remove_item(waiters, b"t" + token)
+        if not removed:
             return 0
         given, _ = self._hand_over(policy, queue, waiters)
         return 2 if given else 1

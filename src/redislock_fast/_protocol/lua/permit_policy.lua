@@ -10,20 +10,16 @@ end
 -- Whether a waiter that is not in the queue has a permit.
 local holds_beside = held
 
--- Whether the caller of wait.lua or leave.lua can have a permit if nobody waits before it.
-local function has_room_for(terms)
+-- Whether a waiter with these terms can have a permit if nobody waits before it.
+local function is_free(terms)
     room = count_room(limit_for(string.match(terms, '/(%d+)$')))
     return room > 0
-end
-
-local function is_free()
-    return has_room_for(ARGV[2])
 end
 
 -- Of a key of another kind there is nothing to be had, and the caller only wants to leave.
 local function has_ended()
     size = redis.pcall('zcard', permits)
-    return type(size) == 'number' and has_room_for(ARGV[3])
+    return type(size) == 'number' and is_free(ARGV[3])
 end
 
 -- Give a permit to a waiter that has left the queue. Its terms are "<ttl_ms>/<limit>". Returns false where its limit is

@@ -17,7 +17,8 @@
 local token = ARGV[1]
 
 -- Remove waiters at the head whose process sleeps: what is handed to them would stay with them for its ttl.
--- Where there are too many for one script, the next health check goes on.
+-- Where there are too many for one script, the next health check goes on. Returns the terms of the first waiter where
+-- that is another one: what it may have decides.
 local function pass_over_sleepers(now_ms)
     while passes_left > 0 do
         local first = redis.call('zrange', queue, 0, 0)[1]
@@ -28,7 +29,7 @@ local function pass_over_sleepers(now_ms)
         local channel = entry and string.match(entry, '^%S+ %a+ (.*)$')
         local awake_until = channel and redis.call('hget', waiters, 'c' .. channel)
         if awake_until and tonumber(awake_until) >= now_ms then
-            return
+            return string.match(entry, '^%S+')
         end
         redis.call('zrem', queue, first)
         redis.call('hdel', waiters, 't' .. first)
@@ -81,10 +82,11 @@ if fields == 2 or ARGV[7] ~= '' or time[2] % 64 == 0 then -- the first waiter of
     clean(now_ms, math.floor(time[2] / 64)) -- not the lowest bits, which are 0 here mostly
     redis.call('pexpire', waiters, ARGV[6])
 end
+local first_terms
 if ARGV[7] ~= '' then
-    pass_over_sleepers(now_ms)
+    first_terms = pass_over_sleepers(now_ms)
 end
-if is_free() then
+if is_free(first_terms or ARGV[2]) then
     local last, own = hand_over(token)
     if last == false and room > 0 then -- the head cannot be notified: take it out of order
         redis.call('zrem', queue, token)
