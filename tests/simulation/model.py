@@ -464,7 +464,7 @@ class Model(Keys):
         if self.full:
             return hiredis.ReplyError(f"{_OUT_OF_MEMORY} script: {WAIT.sha.decode()}, on @user_script:90.")
         waiting = self._items_to_fill(queue)
-        is_there = int(not look_for or look_for in waiting or policy.holds_beside(look_for))
+        is_there = 1 if not look_for or look_for in waiting else 2 * policy.holds_beside(look_for)
         arrival = 0 if token in waiting else self.now_us
         waiting.setdefault(token, self.now_us)
         self._keep(queue, kept_ms)

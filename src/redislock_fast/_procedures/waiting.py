@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from redislock_fast._procedures.key_queue import KeyQueue
+from redislock_fast._procedures.key_queue import CHECK, KeyQueue
 from redislock_fast._procedures.steps import ENTERED, Do, Steps
 from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Waiter
 from redislock_fast._protocol.commands import Acquire, Reacquire
@@ -262,6 +262,8 @@ class Waiting:
             waiter.arrival = wait.arrival or waiter.arrival  # a grant of an earlier place in the queue does not count
             if oldest is not None and self._is_lost(wait, oldest):
                 waiter.wake_others()
+            elif oldest is not None and wait.has_permit:  # its message has been missed, or is about to come
+                oldest.mailbox.tell(CHECK)
             if wait.foreign and watches and waiter.is_watcher:
                 watch = yield from self._watch(waiter.key_queue)
                 watches = not watch.denied

@@ -55,6 +55,9 @@ WANTED = b"wanted "
 GIVE_UP = b"give up "
 """The message to a holder that its lock is taken from it: this, the lock's token, and its name."""
 
+_HAS_PERMIT = 2
+"""What wait.lua says of the other waiter that is not in the queue, and has a permit."""
+
 AGAIN = 3
 """The verdict of wait.lua: the request is to be sent again."""
 
@@ -101,7 +104,8 @@ class JoinQueue(TokenOperation):
         left_ms: its ttl in milliseconds; -1 for none.
         foreign: whether its holder will not hand it over.
         arrival: the server's time where we are new in the queue, else 0.
-        is_there: whether the waiter of `look_for` is in the queue.
+        is_there: whether the waiter of `look_for` is in the queue, or has a permit.
+        has_permit: whether it has one.
         sent_at: the time of the last request.
     """
 
@@ -113,6 +117,7 @@ class JoinQueue(TokenOperation):
     foreign = False
     arrival = 0
     is_there = True
+    has_permit = False
 
     def __init__(
         self,
@@ -151,7 +156,8 @@ class JoinQueue(TokenOperation):
             self.foreign = answer[0] == FOREIGN
             self.left_ms = answer[2]
             self.arrival = answer[3]
-            self.is_there = answer[4] == 1
+            self.is_there = answer[4] != 0
+            self.has_permit = answer[4] == _HAS_PERMIT
         return True
 
     def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:  # noqa: ARG002  # either way

@@ -10,8 +10,9 @@
 --          waiters at the head whose process sleeps
 -- returns  {1, value}: it is the waiter's
 --          {0, value, milliseconds until it ends or -1, the time of arrival if the waiter is new in the queue, else 0,
---          and 1 if the waiter of ARGV[7] is in the queue, or has a permit}: it is another's. A lock has the contended
---          flag then. A holder whose token says that it listens gets the message "wanted <name>" on its channel
+--          and 1 if the waiter of ARGV[7] is in the queue, 2 if it has a permit, else 0}: it is another's. A lock has
+--          the contended flag then. A holder whose token says that it listens gets the message "wanted <name>" on its
+--          channel
 --          {2, value, ttl, ...}: as {0, ...}, but without the flag, since its holder would not hand the lock over
 --          {3}: something is free, but too many waiters at the head are gone: the script is to be sent again
 local token = ARGV[1]
@@ -66,7 +67,7 @@ local is_there = 1
 if ARGV[7] == '' then
     redis.call('zrem', queue, '') -- fails for a user that could not leave the queue, and so must not join it
 else
-    is_there = (redis.call('zscore', queue, ARGV[7]) or holds_beside(ARGV[7])) and 1 or 0
+    is_there = redis.call('zscore', queue, ARGV[7]) and 1 or holds_beside(ARGV[7]) and 2 or 0
 end
 local arrival = time[1] * 1000000 + time[2]
 if redis.call('zadd', queue, 'nx', arrival, token) == 0 then
