@@ -69,14 +69,16 @@ class Faults:
     Args:
         simulation: the story.
         kinds: what may go wrong.
+        has_rival: whether there may be a foreign holder.
 
     Attributes:
         end_us: when the last one is over.
         deleted_us: when the lock was last deleted from outside, by the server's clock.
     """
 
-    def __init__(self, simulation: Stage, kinds: Sequence[str] = FAULTS) -> None:
+    def __init__(self, simulation: Stage, kinds: Sequence[str] = FAULTS, has_rival: bool = True) -> None:
         self._kinds = kinds
+        self._has_rival = has_rival
         self.end_us = 0
         self.deleted_us = -1
         self._simulation = simulation
@@ -109,7 +111,7 @@ class Faults:
             at_us = 1000 + int(span_us * dice.random())
             self._world.at(at_us, None, self._happen, dice.choice(self._kinds))
             self.end_us = max(self.end_us, at_us)
-        if dice.random() < 0.2:
+        if self._has_rival and dice.random() < 0.2:
             self._rival_rounds = 1 + int(3 * dice.random())
             self._world.at(1000 + int(span_us * dice.random()), None, self._rival_tries)
 

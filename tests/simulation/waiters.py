@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._procedures.steps import ENTERED, Do, Steps
@@ -38,6 +38,8 @@ class BatchLease:
 class Waiter:
     """Acquires, holds and releases."""
 
+    release_kind: Any = Release
+
     def __init__(self, simulation: Simulation, process: Process, number: int) -> None:
         dice = simulation.dice
         self.simulation = simulation
@@ -47,11 +49,17 @@ class Waiter:
         self.token = b""
         self.waiting: Waiting | None = None
         self.state = "idle"
+        self.ttl_ms: int | None = simulation.ttl_ms
         self.rounds = 1 + int(3 * dice.random())
         self.custom = not simulation.calm and dice.random() < (0.6 if simulation.shares else 0.12)
         self.patience_s = 0.2 * dice.random() if not simulation.calm and dice.random() < 0.3 else None
         self.task: Task = process.start(self.name, self.live())
         self.task.owner = self
+
+    @property
+    def attempt_kind(self) -> type[Acquire]:
+        """The operation that takes what is wanted where it is not handed over."""
+        return AcquireOwn if self.custom else Acquire
 
     def live(self) -> Steps:
         """All rounds."""
@@ -81,8 +89,7 @@ class Waiter:
         )
 
     def _round(self) -> Steps:
-        simulation, dice, world = self.simulation, self.simulation.dice, self.simulation.world
-        ttl_ms = simulation.ttl_ms
+        simulation, world, ttl_ms = self.simulation, self.simulation.world, self.ttl_ms
         deadline = None if self.patience_s is None else world.clock() + self.patience_s
         since, queued = yield from self._acquire(self.token, ttl_ms, deadline)
         if since is None:
@@ -90,6 +97,12 @@ class Waiter:
         if self.waiting is not None:
             self.token, self.waiting = self.waiting.held_with, None
         hold = simulation.take(self, since, queued)
+        if (yield from self._hold(hold, queued)):
+            yield from self._release(hold, queued)
+
+    def _hold(self, hold: BatchLease, queued: bool) -> Steps:
+        """Hold for a while. Returns whether to release."""
+        simulation, dice, ttl_ms = self.simulation, self.simulation.dice, self.ttl_ms
         if ttl_ms is not None and not simulation.calm and dice.random() < 0.1:
             yield Do("sleep", ttl_ms / 1000 * dice.random())
             reacquire = Reacquire(KEY, self.token, ttl_ms, queued)
@@ -101,14 +114,14 @@ class Waiter:
             self.state = "lost"  # never releases
             yield Do("sleep", ttl_ms / 1000 * 1.5)
             simulation.let_go(self)
-            return
-        yield from self._release(hold, queued)
+            return False
+        return True
 
     def _acquire(self, token: bytes, ttl_ms: int | None, deadline: float | None) -> Steps:
         """Acquire as `Lock.acquire` does. Returns when the lease began, or None, and whether the lock is contended."""
         simulation, world = self.simulation, self.simulation.world
         local = SharedOwner()
-        kind = AcquireOwn if self.custom else Acquire
+        kind = self.attempt_kind
         queues = not self.custom and self.process.is_contended(KEY, deadline is None)
         by_push = True
         while True:
@@ -177,7 +190,7 @@ class Waiter:
         expires_at = None if hold.ends_us is None else hold.ends_us / 1e6
         releasing = False
         while True:
-            release = Release(KEY, self.token, expires_at, releasing, queued)
+            release = self.release_kind(KEY, self.token, expires_at, releasing, queued)
             try:
                 yield Do("execute", release)
             except Trouble as trouble:

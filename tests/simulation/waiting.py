@@ -31,7 +31,7 @@ from tests.simulation.seeds import Violation, main
 from tests.simulation.waiters import KEY, BatchLease, Waiter
 from tests.simulation.world import SERVER_STARTED_US, World, long_waits_unlogged
 
-_QUEUE, _WAITERS = queue_keys(KEY)
+QUEUE, _WAITERS = queue_keys(KEY)
 
 _KINDS = ("calm", "faults", "faults", "faults", "rough")
 _MAX_EVENTS = 30_000
@@ -64,6 +64,10 @@ class Simulation:
             with the token that frees it frees it for all of them.
     """
 
+    _ttls_ms: tuple[int | None, ...] = (None, None, 40, 150, 1000, 10_000)
+    _calm_ttls_ms: tuple[int | None, ...] = (None, 10_000)
+    _wait = WAIT
+
     def __init__(
         self,
         seed: int,
@@ -81,7 +85,7 @@ class Simulation:
         self.world = world = World(dice, model(has, cluster=cluster), tells)
         world.new_token = self.new_token
         self.model = world.model
-        self.ttl_ms = dice.choice((None, 10_000) if self.calm else (None, None, 40, 150, 1000, 10_000))
+        self.ttl_ms = dice.choice(self._calm_ttls_ms if self.calm else self._ttls_ms)
         self.interval_s = dice.choice((0.05, 0.1) if self.calm else (0.01, 0.03, 0.1))
         if self.ttl_ms == 10_000:
             self.interval_s *= 5
@@ -97,7 +101,7 @@ class Simulation:
         self._freed_us: dict[bytes, int] = {}  # when a request with the token freed the lock
         self.holds: dict[Waiter, BatchLease] = {}
         self.rival: BatchLease | None = None
-        self._faults = Faults(self)
+        self._faults = self._new_faults()
         self._owner: bytes | None = None
         self._granted_us: dict[bytes, int] = {}
         self._confirmed_us: dict[bytes, int] = {}
@@ -108,10 +112,16 @@ class Simulation:
         self._beginnings = 0
         self.processes = [self._process(f"P{number}") for number in range(1 + int(3 * dice.random()))]
         self.waiters = [
-            Waiter(self, dice.choice(self.processes), number) for number in range(2 + int(5 * dice.random()))
+            self._new_waiter(dice.choice(self.processes), number) for number in range(2 + int(5 * dice.random()))
         ]
         if not self.calm:
             self._faults.plan(8 if self.kind == "rough" else 3)
+
+    def _new_faults(self) -> Faults:
+        return Faults(self)
+
+    def _new_waiter(self, process: Process, number: int) -> Waiter:
+        return Waiter(self, process, number)
 
     def _process(self, name: str) -> Process:
         process = Process(self.world, name)
@@ -126,22 +136,38 @@ class Simulation:
         """Note that a request has been executed."""
         if self.calm:
             self._count(args, reply)
+        self._note_served(process, args, reply)
+        is_check = args[1] in self._wait and isinstance(reply, list) and reply[0] != 1 and self._look_for(args)
+        if is_check and self.model.passes_left:  # else the next health check goes on
+            self._check_who_stands_in_front(self._token_in(args))
+
+    @staticmethod
+    def _token_in(args: Args) -> bytes:
+        """The waiter's token in a request that waits."""
+        assert isinstance(args[2], int)
+        token = args[3 + args[2]]
+        assert isinstance(token, bytes)
+        return token
+
+    @staticmethod
+    def _look_for(args: Args) -> object:
+        """The waiter that a request that waits looks for."""
+        return args[-1]
+
+    def _note_served(self, _process: Process, args: Args, reply: Reply) -> None:
         before = self._owner
         if args[0] == b"SET" and has_taken(args, reply):
             self._owner = None  # the lock may have ended unseen, and have the same token again
         self.look()
         if before is not None and before != self._owner and before in args:
             self._freed_us[before] = self.model.now_us
-        is_check = args[1] in WAIT and isinstance(reply, list) and reply[0] != 1 and args[12]
-        if is_check and self.model.passes_left:  # else the next health check goes on
-            self._check_who_stands_in_front(args[6])
         is_reacquired = reply in (1, b"OK") and (args[1] in REACQUIRE or b"IFEQ" in args)
         is_redeemed_again = args[1] in REDEEM and isinstance(reply, list) and reply[0] == HELD
         if self._owner is not None and (is_reacquired or is_redeemed_again):
             self._confirmed_us[self._owner] = self.model.now_us
 
     def _check_who_stands_in_front(self, asking: object) -> None:
-        waiting = self.model._items(_QUEUE)
+        waiting = self.model._items(QUEUE)
         if waiting:
             first = min(waiting, key=lambda token: (waiting[token], token))
             fields = self.model._items(_WAITERS)
@@ -155,10 +181,9 @@ class Simulation:
         if str(reply).startswith("NOSCRIPT"):
             return
         self._requests += 1
-        if args[1] in WAIT and isinstance(reply, list):
-            token = args[6]
-            assert isinstance(token, bytes)
-            self._looks += args[12] != b""
+        if args[1] in self._wait and isinstance(reply, list):
+            token = self._token_in(args)
+            self._looks += self._look_for(args) != b""
             if reply[0] != 1 and token not in self._places:
                 self._beginnings += not self._places
                 self._places[token] = None
@@ -172,7 +197,7 @@ class Simulation:
             return
         self._owner = token
         if token is None:
-            if self.calm and self.model._items(_QUEUE):
+            if self.calm and self.model._items(QUEUE):
                 self.fail("the lock is free, and a waiter is in the queue")
             return
         self._granted_us[token] = self._confirmed_us[token] = self.model.now_us
@@ -198,7 +223,7 @@ class Simulation:
     def take(self, waiter: Waiter, since: float, queued: bool) -> BatchLease:
         """Note that a waiter was notified of its grant."""
         waiter.state = "holding"
-        token, ttl_ms = waiter.token, self.ttl_ms
+        token, ttl_ms = waiter.token, waiter.ttl_ms
         since_us = round(since * 1e6)
         granted_us = self._granted_us.get(token)
         if granted_us is None:
@@ -227,11 +252,15 @@ class Simulation:
 
     def note_release(self, hold: BatchLease, release: Release) -> None:
         """Note that a release has ended."""
-        entry = self.model.entry(KEY)
-        if entry is not None and is_held_with(entry.value, hold.token) and not self._is_retaken(hold):
+        if self._has(hold.token) and not self._is_retaken(hold):
             self.fail(f"the release of {hold.who} ended {release.result} and left the lock")
         if hold.ends_us is None and not release.result and self._is_valid(hold):
             self.fail(f"the release of {hold.who} says that it did not hold")
+
+    def _has(self, token: bytes) -> bool:
+        """Whether the server says that this token holds."""
+        entry = self.model.entry(KEY)
+        return entry is not None and is_held_with(entry.value, token)
 
     def _is_retaken(self, hold: BatchLease) -> bool:
         return self._granted_us.get(hold.token) != hold.granted_us
@@ -280,7 +309,10 @@ class Simulation:
         if word is None:
             self._owner = None
             return
-        token = word[:-1] if word[-1:] == CONTENDED_FLAG else word
+        self._check_whether_left(word[:-1] if word[-1:] == CONTENDED_FLAG else word)
+
+    def _check_whether_left(self, token: bytes) -> None:
+        """Check that a waiter wants what the server says it holds."""
         owners = self.owners.get(token)
         if owners is None or token in self.world.doubtful:
             return
@@ -312,6 +344,10 @@ class Simulation:
                     self.fail("some wait too long")
             if self.calm:
                 self._check_thrift()
+            self._check_end()
+
+    def _check_end(self) -> None:
+        """Check what is left when all waiters have ended."""
 
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
@@ -333,8 +369,12 @@ class Simulation:
     def _patience_us(self) -> int:
         """Until when each waiter must have had the lock."""
         rounds = sum(1 + waiter.rounds for waiter in self.waiters) + 3
-        each_s = (self.ttl_ms or 0) / 1000 + self.hold_s + 10 * self.interval_s + 5 * self.world.slow_us / 1e6 + 0.5
+        each_s = self._longest_use_s() + 10 * self.interval_s + 5 * self.world.slow_us / 1e6 + 0.5
         return self._faults.end_us + int(1e6 * rounds * each_s) + 5_000_000
+
+    def _longest_use_s(self) -> float:
+        """How long a waiter may have the lock."""
+        return (self.ttl_ms or 0) / 1000 + self.hold_s
 
     def _tidy_up_after_the_dead(self) -> None:
         """Delete, as an operator does, a lock that does not expire and whose holder is dead."""

@@ -19,7 +19,19 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, OnReply, Reply
 from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
 from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
 from redislock_fast._protocol.claims import has_taken
-from redislock_fast._protocol.scripts import ACQUIRE_FENCED, EXTEND, LEAVE, PASS_ON, REACQUIRE, REDEEM, RELEASE, WAIT
+from redislock_fast._protocol.scripts import (
+    ACQUIRE_FENCED,
+    ACQUIRE_PERMIT,
+    EXTEND,
+    FOR_PERMITS,
+    LEAVE,
+    PASS_ON,
+    REACQUIRE,
+    REDEEM,
+    RELEASE,
+    RESIZE,
+    WAIT,
+)
 from redislock_fast._util.tokens import TokenSource
 from tests.simulation.keyspace import Connection
 from tests.simulation.model import Model
@@ -41,6 +53,12 @@ _NAMES: dict[object, str] = {
         ("wait", WAIT),
         ("pass on", PASS_ON),
         ("leave", LEAVE),
+        ("acquire permit", ACQUIRE_PERMIT),
+        ("release permit", FOR_PERMITS[RELEASE.sha]),
+        ("renew permit", FOR_PERMITS[REACQUIRE.sha]),
+        ("wait for a permit", FOR_PERMITS[WAIT.sha]),
+        ("leave", FOR_PERMITS[LEAVE.sha]),
+        ("resize", RESIZE),
     )
     for word in script
 }
@@ -63,6 +81,7 @@ def in_words(value: object) -> str:
         return "(" + " ".join(map(in_words, value)) + ")"
     if isinstance(value, bytes):
         text = _NAMES.get(value) or value.decode()
+        text = text.replace("rlf:" + "0" * 11 + "2" + "0" * 12, "rlf:2:")
         return text.replace("rlf:" + "0" * 24, "rlf:").replace("0" * 24, "").replace("rlf:" + "0" * 8, "rlf:")
     return str(value)
 
