@@ -22,7 +22,7 @@ from typing import Any
 
 from tests.support.times import clock
 
-__all__ = ["SECOND", "Attempt", "Fault", "History", "Log", "Span", "Stall", "Write", "place_of", "read"]
+__all__ = ["SECOND", "Attempt", "Fault", "History", "Log", "Span", "Stall", "Write", "limit_of", "place_of", "read"]
 
 SECOND = 1_000_000_000
 
@@ -40,6 +40,12 @@ def now_ns() -> int:
 def place_of(process: str) -> str:
     """The name of the first process in the place of this one: the successors of p1 are p1.1 and so on."""
     return process.partition(".")[0]
+
+
+def limit_of(name: str) -> int:
+    """How many may hold: of a semaphore, the number at the end of its name; one of a lock."""
+    group, _, number = name.partition(":")
+    return int(number) if group == "permits" else 1
 
 
 class Log:

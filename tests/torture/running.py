@@ -33,12 +33,15 @@ from tests.torture.workers import PATIENCE_S, Plan, client_of, run
 __all__ = ["NAMES", "Setting", "run_history", "warm_up"]
 
 NAMES = {
-    "single": ("queue:0", "queue:0", "linger:0", "fenced:0", "mixed:0", "mixed:1"),
-    "cluster": ("queue:0", "queue:1", "linger:0", "fenced:0", "mixed:0", "mixed:1"),
-    "sentinel": ("queue:0", "linger:0", "fenced:0", "mixed:0"),
+    "single": ("queue:0", "queue:0", "linger:0", "fenced:0", "mixed:0", "mixed:1", "permits:1", "permits:3"),
+    "cluster": ("queue:0", "queue:1", "linger:0", "fenced:0", "mixed:0", "mixed:1", "permits:2"),
+    "sentinel": ("queue:0", "linger:0", "fenced:0", "mixed:0", "permits:2"),
     "redlock": ("redlock:0", "redlock:1", "redlock:2"),
 }
-"""The locks that all processes use, by topology; one that comes twice is used twice as often."""
+"""The locks that all processes use, by topology; one that comes twice is used twice as often.
+
+Semaphores ("permits") have their limit as the number. A reader of strings sees nothing of them, nor does the observer.
+"""
 
 FADES_WITHIN_S = 12.0
 """So soon after the last release, nothing of a lock is left on the server."""
@@ -133,7 +136,7 @@ class _Observer:
     STALL_S = 0.02
 
     def __init__(self, port: int, topology: str, names: tuple[str, ...], log: Log) -> None:
-        self._names = () if topology == "redlock" else tuple(set(names))
+        self._names = () if topology == "redlock" else tuple({name for name in names if not name.startswith("permits")})
         self._client: Any = client_of(port, topology)
         self._read = self._client.mget_nonatomic if topology == "cluster" else self._client.mget
         self._log = log

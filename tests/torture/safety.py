@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from operator import attrgetter
 
-from tests.torture.history import INFO, NOT_OWNED, SECOND, Attempt, History
+from tests.torture.history import INFO, NOT_OWNED, SECOND, Attempt, History, limit_of
 from tests.torture.violations import Violation, breach, by_name
 
 __all__ = ["exclusion", "fences_rise", "no_update_is_lost", "nobody_takes_what_is_held"]
@@ -55,22 +55,25 @@ class _Shared:
 
 
 def exclusion(history: History) -> Iterator[Violation]:
-    """No two validated holds of a lock overlap, but those of one token that several callers brought."""
+    """No more validated holds overlap than may: one of a lock. Those of one token that several brought are one."""
     shared = _Shared(history)
     for attempts in by_name(attempt for attempt in history.attempts if attempt.is_held):
-        latest: Attempt | None = None
-        latest_end = 0
+        limit = limit_of(attempts[0].name)
+        current: list[tuple[int, Attempt]] = []  # with their ends
         for hold in sorted(attempts, key=lambda hold: hold.answered or 0):
             ends = shared.end_of(hold)
             begins = hold.answered or 0
             if ends <= begins:
                 continue
-            if latest is not None and begins < latest_end and not (hold.label and hold.label == latest.label):
-                overlap_ms = (min(ends, latest_end) - begins) / 1e6
-                text = f"{latest.id} and {hold.id} held {hold.name} at once for {overlap_ms:.3f} ms"
-                yield breach("exclusion", min(latest.asked, hold.asked), begins, text, latest, hold)
-            if latest is None or ends > latest_end:
-                latest, latest_end = hold, ends
+            current = [one for one in current if one[0] > begins]
+            others = [one for one in current if not (hold.label and hold.label == one[1].label)]
+            if len(others) >= limit:
+                overlap_ms = (min(ends, *(end for end, _ in others)) - begins) / 1e6
+                holds = [other for _, other in others]
+                text = f"{', '.join(other.id for other in holds)} and {hold.id} held {hold.name} at once"
+                text += f" for {overlap_ms:.3f} ms"
+                yield breach("exclusion", min(one.asked for one in (*holds, hold)), begins, text, *holds, hold)
+            current.append((ends, hold))
 
 
 def fences_rise(history: History) -> Iterator[Violation]:

@@ -45,12 +45,21 @@ def test_sound_history_breaks_nothing() -> None:
     assert broken(*SOUND, free=[Span("name", 41 * MS, 5000 * MS)], stalls=[Stall(0, 5 * MS)]) == []
 
 
+def test_as_many_permits_as_may_be_held_break_nothing() -> None:
+    assert broken(*(hold(begins, ends, name="permits:2") for begins, ends in ((10, 20), (11, 30), (20, 25)))) == []
+
+
 @pytest.mark.parametrize(
     ("rule", "attempts", "fields"),
     [
         ("exclusion", [hold(10, 20), hold(19, 30)], {}),
         ("exclusion", [hold(10, 40), hold(12, 13), hold(39, 50)], {}),
         ("exclusion", [hold(10, 20, label="a"), hold(19, 30, label="b")], {}),
+        (
+            "exclusion",
+            [hold(10, 20, name="permits:2"), hold(11, 30, name="permits:2"), hold(19, 30, name="permits:2")],
+            {},
+        ),
         ("fence", [hold(10, 20, fence=2), hold(30, 40, fence=1)], {}),
         ("fence", [hold(10, 20, fence=1), hold(30, 40, fence=1)], {}),
         ("lost update", [], {"writes": [Write("name", "p", at, at, 7, True) for at in (1, 2)]}),

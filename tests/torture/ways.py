@@ -23,7 +23,7 @@ import redis.lock
 from redis.exceptions import LockError, LockNotOwnedError, RedisClusterException, RedisError
 
 from tests.support.times import drift_s
-from tests.torture.history import FAIL, INFO, NOT_OWNED, OK, SECOND, Log, now_ns
+from tests.torture.history import FAIL, INFO, NOT_OWNED, OK, SECOND, Log, limit_of, now_ns
 from tests.torture.progress import CHECK_S
 from tests.torture.resource import Resource
 
@@ -44,6 +44,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "mixed": ("push", "linger", "poll", "token", "batch", "renew", "detach"),
     "own": ("push", "linger", "batch", "push", "linger", "push", "linger"),
     "redlock": ("redlock", "redlock", "renew", "reentrant", "drop"),
+    "permits": ("permit", "permit", "renewed permit"),
 }
 """The ways of acquiring, by the first word of a lock's name."""
 
@@ -55,10 +56,44 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "reentrant": {"reentrant": True},
     "fenced": {"fencing": True},
     "fenced linger": {"fencing": True, "linger": LINGER_S},
+    "permit": {"auto_renew": False},
+    "renewed permit": {"auto_renew": True},
 }
 
 _BY = {"linger": "linger", "fenced linger": "linger", "poll": "poll", "token": "token", "batch": "batch"}
+_BY |= {"permit": "permit", "renewed permit": "permit"}
 """As what the checker knows the ways; the others queue ("push")."""
+
+
+async def settle(value: Any) -> Any:
+    """The result of a call, awaited where it is a task's."""
+    return await value if inspect.isawaitable(value) else value
+
+
+class _Permits:
+    """A semaphore with the methods of a lock that a `Caller` uses: it has one permit at a time."""
+
+    def __init__(self, semaphore: Any, timeout: float) -> None:
+        self._semaphore = semaphore
+        self._permit: Any = None
+        self.timeout = timeout
+
+    async def acquire(self, **asking: Any) -> bool:
+        self._permit = await settle(self._semaphore.acquire(**asking))
+        return self._permit is not None
+
+    async def release(self) -> None:
+        await settle(self._permit.release())
+
+    def remaining(self) -> float:
+        left_s: float = self._permit.remaining()
+        return left_s
+
+    async def reacquire(self) -> None:
+        """A permit's owner does not prolong it."""
+
+    async def extend(self, _: float) -> None:
+        """The same."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +117,8 @@ class World:
 
     def lock(self, name: str, **settings: Any) -> Any:
         """A lock on the only server, or on all of them."""
+        if name.startswith("permits:"):
+            return _Permits(self.library.Semaphore(self.client, name, limit_of(name), **settings), settings["timeout"])
         if len(self.clients) > 1:
             return self.library.Redlock(self.clients, name, **settings, limit=1.0)
         return self.library.Lock(self.client, name, **settings)
@@ -103,11 +140,6 @@ class Process:
     ends_at: int
     resource: Resource
     served: int = field(default=0, compare=False)
-
-
-async def settle(value: Any) -> Any:
-    """The result of a call, awaited where it is a task's."""
-    return await value if inspect.isawaitable(value) else value
 
 
 def run_in_thread(steps: Any) -> None:
@@ -173,7 +205,7 @@ class Caller:
         settings: dict[str, Any] = {"timeout": chance.choice(TTLS_S), "sleep": CHECK_S, **_SETTINGS.get(way, {})}
         if len(self._world.clients) > 1:
             settings |= {"sleep": 0.02, "timeout": 1.5}  # five connections are made within the first lease
-        is_watched = way in ("renew", "drop") or chance.random() < 0.1
+        is_watched = way in ("renew", "drop", "renewed permit") or chance.random() < 0.1
         if is_watched:
             settings["on_lost"] = self._noting_loss(id_)
         lock = self._world.lock(name, **settings)
