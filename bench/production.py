@@ -96,6 +96,8 @@ SETTINGS = (
     Setting("blocking_timeout=5", options={"blocking_timeout": 5}, goals=(0.95, 0.95, None, None, 0.95)),
     Setting("auto_renew", options={"auto_renew": True}, goals=(0.9, 0.9, None, None, 0.9)),
     Setting("reentrant", options={"reentrant": True}, goals=(0.95, 0.95, None, None, 0.95)),
+    Setting("fencing", options={"fencing": True}),
+    Setting("on_lost", options={"on_lost": print}),
     Setting("OpenTelemetry", metrics="otel", goals=(0.9, 0.9, None, 0.85, 0.85)),
     Setting("Prometheus", metrics="prometheus", goals=(0.9, 0.9, None, 0.85, 0.85)),
     Setting(_CLUSTER, place="cluster", goals=(0.9, 0.8, None, 0.85, 0.75)),

@@ -9,7 +9,7 @@ The second table has a C call that keeps the GIL while a lock is held. No Python
 renewed. Each stall begins at a random moment between two renewals. A lost lease without a call of `on_lost` is a
 failure.
 
-What each option costs an uncontended pair is for `python -m bench throughput --mode options`.
+What each option costs an uncontended pair is for `python -m bench production`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`python -m bench throughput`: uncontended acquire+release pairs per second of a process.
 
 Each mode is a race of some workloads: one thread, with the C floor and the other libraries; many threads, tasks or
-names at a time, with redis-py, the package and the limit of the server; locks with options beside plain ones; and the
-main rows of all of these. `--mode linger` is `bench.lingering`, `--topology cluster` is `bench.cluster`.
+names at a time, with redis-py, the package and the limit of the server; and the main rows of all of these.
+`--mode linger` is `bench.lingering`, `--topology cluster` is `bench.cluster`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.measuring import arguments, columns, report, rounds, servers
 from bench.measuring.costs import bytes_per_lock
 from bench.measuring.delay import delayed_url
 from bench.measuring.rounds import ANEW, Entrant, Scene
-from bench.workloads import batches, callers, options_of_locks, single, yardsticks
+from bench.workloads import batches, callers, single, yardsticks
 from bench.workloads.yardsticks import FLOOR, SERVER_LIMIT
 
 HELP = "uncontended acquire+release pairs per second: one thread, many threads, tasks, names"
@@ -47,7 +47,6 @@ class _Mode:
     workloads: tuple[_Workload, ...]
     columns: Sequence[report.Column]
     contestants: tuple[str, ...] = (REDIS_PY, OURS, BARE_SOCKETS)  # those that take part
-    find: Callable[[str], Contestant] = libraries.find  # makes a contestant
     rounds: int = 10
     seconds: float = 0.5
 
@@ -90,15 +89,6 @@ _MODES = {
         (_Workload(batches.entrants_of, _SERVER, SERVER_LIMIT),),
         columns.BATCH,
         _BOTH,
-    ),
-    "options": _Mode(
-        "locks with an option beside plain ones: one thread; 16 threads and 100 tasks",
-        (_Workload(options_of_locks.entrants_of, limit=OURS),),
-        columns.OPTIONS,
-        options_of_locks.NAMES,
-        options_of_locks.find,
-        rounds=16,
-        seconds=0.25,
     ),
     "main": _Mode(
         "the main rows of all these",
@@ -179,7 +169,7 @@ def _enter(scene: Scene, mode: _Mode, wanted: list[str]) -> tuple[list[Contestan
     for name in wanted:
         if name in mode.contestants:
             with _or_absent(absent, name):
-                present.append(mode.find(name))
+                present.append(libraries.find(name))
     entrants: list[Entrant] = []
     for workload in mode.workloads:
         together: list[Entrant] = []

@@ -28,7 +28,6 @@ _COSTS = (
 SINGLE = (*_WHO, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("floor"))
 MANY = (*_WHO, _RATE, _SPREAD, _TO_REDIS_PY, *_COSTS)
 BATCH = (*_WHO, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("server", is_wide=True), *_COSTS)
-OPTIONS = (*_WHO, _RATE, _SPREAD, _to_limit("plain"), *_CPU)
 REDLOCK = (*_WHO, _RATE, _SPREAD, _TO_REDIS_PY, _to_limit("bare"))
 LATENCY = (
     *_WHO,
