@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SOURCES = "src/redislock_fast/asyncio"
 
-MODULES = ("inspection", "locker", "redlock", "semaphore", "single")
+MODULES = ("election", "inspection", "locker", "redlock", "semaphore", "single")
 FILES = {f"{SOURCES}/{name}.py": f"src/redislock_fast/{name}.py" for name in MODULES}
 
 RULES = [
@@ -29,7 +29,7 @@ RULES = [
     (r" *loop = asyncio\.get_running_loop\(\)\n", ""),
     (r" *@(?:coroutine_method|runs\(.*\))\n", ""),
     (r"named\((.+), \".+\"\)", r"\1"),
-    (r"await awaited\((\w+(?:\(\w+\))?)\)", r"\1"),
+    (r"await awaited\(((?:\w+\.)*\w+(?:\(\w+\))?)\)", r"\1"),
     (r"Acquiring\((.+)\)\n", r"\1\n"),
     (r" *say_why\(self, exc_value\)\n", ""),
     (r" *_is_for_tasks = True\n", ""),
@@ -47,9 +47,11 @@ RULES = [
     ),
     (r" +It gives the batch to `batch = await .*\n.*\n\n", ""),
     # Syntax and types
-    (r"async (def|with) ", r"\1 "),
+    (r"async (def|with|for) ", r"\1 "),
     (r"await ", ""),
+    (r"AsyncIterator", "Iterator"),
     (r"__a(enter|exit)__", r"__\1__"),
+    (r"(lead: Callable\[\[Term\], )Awaitable\[object\]", r"\1object"),
     (r"on_skip: Callable\[\[Skipped\], Any\],", "on_skip: Callable[[Skipped], _SkipResult],"),  # no awaitable
     (r"Once\[Any\]: \.\.\.", "Once[_SkipResult]: ..."),
     (r"(?:Awaitable\[|Acquiring\[|Coroutine\[Any, Any, )([^][]+(?:\[[^][]*\])?)\]", r"\1"),
@@ -62,7 +64,7 @@ RULES = [
     (r"TaskCallers", "ThreadCallers"),
     (r"\bLoop(Quorum)", r"Thread\1"),
     (r"\bLoop(Renewer)", r"\1"),
-    (r"(_transport|_redlock|_renewal)\.loop", r"\1.threads"),
+    (r"(_transport|_redlock|_renewal|_election)\.loop", r"\1.threads"),
     (r"redis(lock_fast)?\.asyncio", r"redis\1"),
     # Words
     (r" for asyncio:", ":"),
@@ -71,6 +73,9 @@ RULES = [
     (r"the coroutine function", "the function"),
     (r"a plain function or", "a coroutine function or"),
     (r"(A|a)n `async with`", r"\1 `with`"),
+    (r" +Where it does not while the lease is in danger, it is cancelled before the lease ends\.\n", ""),
+    (r", or that was cancelled so,", ""),
+    (r" *What these return is awaited where it is an awaitable\.\n\n", ""),
     (r"\bA cancelled", "An interrupted"),
     (r"is cancelled", "is interrupted"),
     (r" +cancel_on_lost: .*\n(?: {12}.*\n)+", ""),

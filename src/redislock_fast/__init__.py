@@ -4,8 +4,8 @@
     client.lock("name", timeout=10, lock_class=Lock)
 
 or, without a change to the callers, `redislock_fast.patch()`. For asyncio, `redislock_fast.asyncio` has the same names.
-`Semaphore` lets several callers hold one name. `Locker` acquires many locks in one round, `Redlock` one lock on
-several independent servers.
+`Semaphore` lets several callers hold one name, `Election` has one process lead. `Locker` acquires many locks in one
+round, `Redlock` one lock on several independent servers.
 
 `implementation` is "compiled" where the compiled core is at work, "python" where its pure-Python twin is.
 """
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from redislock_fast._lease.handle import Handle
     from redislock_fast._lease.metrics import FailureMetrics, Metrics
     from redislock_fast._procedures.reporting import log_waits
+    from redislock_fast.election import Election, Leader, Term
     from redislock_fast.inspection import LockReport, holders
     from redislock_fast.locker import Batch, Locker
     from redislock_fast.profiling import profile
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 _WHEN_ASKED_FOR = {
     "AdaptiveTTL": "_lease.adaptive",
     "Batch": "locker",
+    "Election": "election",
     "FailureMetrics": "_lease.metrics",
     "Handle": "_lease.handle",
+    "Leader": "election",
     "LockReport": "inspection",
     "Locker": "locker",
     "Metrics": "_lease.metrics",
@@ -47,6 +50,7 @@ _WHEN_ASKED_FOR = {
     "Semaphore": "semaphore",
     "SemaphoreReport": "semaphore",
     "Skipped": "single",
+    "Term": "election",
     "holders": "inspection",
     "limited": "semaphore",
     "log_waits": "_procedures.reporting",
@@ -57,8 +61,10 @@ _WHEN_ASKED_FOR = {
 __all__ = [
     "AdaptiveTTL",
     "Batch",
+    "Election",
     "FailureMetrics",
     "Handle",
+    "Leader",
     "Lock",
     "LockError",
     "LockLostError",
@@ -73,6 +79,7 @@ __all__ = [
     "Semaphore",
     "SemaphoreReport",
     "Skipped",
+    "Term",
     "__version__",
     "holders",
     "implementation",

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.helpers import ROOT
 
-GENERATED = ("inspection", "locker", "redlock", "semaphore", "single")
+GENERATED = ("election", "inspection", "locker", "redlock", "semaphore", "single")
 
 
 def _run(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:

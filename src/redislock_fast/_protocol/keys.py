@@ -10,7 +10,16 @@ import re
 from binascii import crc_hqx
 from functools import lru_cache
 
-__all__ = ["channel_beside", "fence_key", "guard_key", "lock_of_queue", "permit_keys", "queue_keys", "slot_of"]
+__all__ = [
+    "channel_beside",
+    "fence_key",
+    "guard_key",
+    "leader_key",
+    "lock_of_queue",
+    "permit_keys",
+    "queue_keys",
+    "slot_of",
+]
 
 _SLOTS = 16384
 
@@ -67,6 +76,12 @@ def permit_keys(key: bytes) -> tuple[bytes, bytes, bytes]:
 def fence_key(key: bytes) -> bytes:
     """The key of a lock's fencing numbers."""
     return _base_of(key) + b":fence"
+
+
+@lru_cache(1024)
+def leader_key(key: bytes) -> bytes:
+    """The key of an election's record of its leader."""
+    return _base_of(key) + b":leader"
 
 
 def guard_key(key: bytes) -> bytes:

@@ -17,6 +17,7 @@ __all__ = [
     "FOR_PERMITS",
     "GUARD",
     "GUARDED_SET",
+    "LEAD",
     "LEAVE",
     "PASS_ON",
     "REACQUIRE",
@@ -50,6 +51,7 @@ EXTEND = _script(_text("extend"))
 REACQUIRE = _script(_text("reacquire"))
 REDEEM = _script(_text("redeem"))
 ACQUIRE_FENCED = _script(_text("acquire_fenced"))
+LEAD = _script(_text("lead"))
 
 _HAND_OVER, _WAIT, _LEAVE = _text("hand_over"), _text("wait"), _text("leave")
 

@@ -10,22 +10,40 @@ from redislock_fast.asyncio.lock import Lock
 from redislock_fast.asyncio.locker import Batch, Locker
 
 if TYPE_CHECKING:
+    from redislock_fast.asyncio.election import Election, Leader, Term
     from redislock_fast.asyncio.inspection import holders
     from redislock_fast.asyncio.redlock import Redlock
     from redislock_fast.asyncio.semaphore import Permit, Semaphore, SemaphoreReport, limited
     from redislock_fast.asyncio.single import once
 
 _WHEN_ASKED_FOR = {
+    "Election": "election",
+    "Leader": "election",
     "Permit": "semaphore",
     "Redlock": "redlock",
     "Semaphore": "semaphore",
     "SemaphoreReport": "semaphore",
+    "Term": "election",
     "holders": "inspection",
     "limited": "semaphore",
     "once": "single",
 }
 
-__all__ = ["Batch", "Lock", "Locker", "Permit", "Redlock", "Semaphore", "SemaphoreReport", "holders", "limited", "once"]
+__all__ = [
+    "Batch",
+    "Election",
+    "Leader",
+    "Lock",
+    "Locker",
+    "Permit",
+    "Redlock",
+    "Semaphore",
+    "SemaphoreReport",
+    "Term",
+    "holders",
+    "limited",
+    "once",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,10 @@ orders = [SimpleNamespace(customer=3), SimpleNamespace(customer=3)]
 articles, index = [1, 2, 3], Mock()
 """,
     "docs/explanation/redlock.md": "def stop_work(lock, reason): ...",
+    "docs/how-to/election.md": """
+from unittest.mock import Mock
+tick = Mock(side_effect=lambda number: election.stop())
+""",
     "docs/how-to/fencing.md": """
 import sqlite3
 from redis.exceptions import LockError
@@ -42,6 +46,7 @@ order, job = 17, SimpleNamespace(id="job-1")
 
 AFTER = {
     "docs/explanation/linger.md": "assert book.call_count == 2 and index.call_count == 3",
+    "docs/how-to/election.md": "assert tick.call_count == 2",
     "docs/how-to/fencing.md": """
 assert client.get("report:today") == b"text"
 CLAIM = '''INSERT INTO fences (lock, fence) VALUES (:lock, :fence)

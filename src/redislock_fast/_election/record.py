@@ -1,0 +1,125 @@
+"""The steps that note and read who leads, and what an election's parameters must be."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from redis.exceptions import (
+    ClusterDownError,
+    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    LockError,
+    ReadOnlyError,
+    RedisError,
+    TimeoutError,  # noqa: A004  # as above
+    TryAgainError,
+)
+
+from redislock_fast._lease.options import check_callback
+from redislock_fast._procedures.steps import Do, Steps
+from redislock_fast._protocol.leading import NoteLeader, ReadLeader
+from redislock_fast._util.errors import LockLostError, LossReason, shown
+
+__all__ = ["Outage", "check_callbacks", "encoded", "give_up", "lost", "not_begun", "noting", "reading"]
+
+logger = logging.getLogger("redislock_fast.election")
+
+_MOST_BYTES = 1024
+
+_OUTAGES = (ConnectionError, TimeoutError, ClusterDownError, ReadOnlyError, TryAgainError)
+"""The errors of a server that is away for a while. MASTERDOWN is a `ClusterDownError`, too."""
+
+
+class Outage:
+    """Goes on where the server is away, and logs that once in a series: `with outage.survived(): ...`.
+
+    Args:
+        name: of the election.
+
+    Attributes:
+        is_met: whether the server was away in the last block.
+    """
+
+    def __init__(self, name: Any) -> None:
+        self._name = name
+        self.is_met = False
+
+    @contextlib.contextmanager
+    def survived(self) -> Iterator[None]:
+        """Suppress the error of a server that is away."""
+        try:
+            yield
+        except _OUTAGES as error:
+            if not self.is_met:
+                logger.warning("The election %s waits until its server is there again: %r", shown(self._name), error)
+            self.is_met = True
+        else:
+            self.is_met = False
+
+
+def encoded(value: Any) -> bytes:
+    """A leader's value as bytes.
+
+    Raises:
+        TypeError: it is neither a str nor None.
+        ValueError: it is too long.
+    """
+    if not (value is None or isinstance(value, str)):
+        raise TypeError(f"the value of an election must be a str, not {type(value).__name__}")
+    text = (value or "").encode()
+    if len(text) > _MOST_BYTES:
+        raise ValueError(f"the value of an election must have {_MOST_BYTES} bytes at most, not {len(text)}")
+    return text
+
+
+def check_callbacks(**callbacks: Any) -> None:
+    """Check that each is None or can be called.
+
+    Raises:
+        TypeError: one cannot.
+    """
+    for name, callback in callbacks.items():
+        check_callback(name, callback)
+
+
+def noting(lock: Any, value: bytes) -> Steps:
+    """Note that the holder of this lock leads.
+
+    Raises:
+        LockLostError: it does not hold the lock any more.
+    """
+    token, term = lock._held().token, lock.fence  # noqa: SLF001  # as its own class would
+    note = NoteLeader(lock._key, token, term, value)  # noqa: SLF001  # as above
+    yield Do("execute", note, max(lock.remaining(), 0.0))
+    if not note.result:
+        raise lost(lock.name, LossReason.EXPIRED)
+
+
+def reading(key: bytes, with_process: bool) -> Steps:
+    """Read who leads. Returns a `Leader`, or None."""
+    read = ReadLeader(key, with_process)
+    yield Do("execute", read)
+    return read.leader
+
+
+def lost(name: Any, reason: LossReason) -> LockLostError:
+    """The error of a term that has ended against the leader's will."""
+    return LockLostError(f"The term of the election {shown(name)} was lost: {reason}", lock_name=name, reason=reason)
+
+
+def not_begun(name: Any, why: str) -> LockError:
+    """The error of a term that does not begin."""
+    return LockError(f"No term of the election {shown(name)} begins: {why}", lock_name=name)
+
+
+def give_up(lock: Any) -> None:
+    """Let go of a lock whose server does not answer: it is released in the background, for which nobody waits.
+
+    Raises:
+        LockLostError: the lock was lost.
+    """
+    token = lock.detach().token
+    with contextlib.suppress(RedisError):  # a cluster without a node for the key: the lock ends with its ttl
+        lock._transport.clean_up([(lock._key, token)])  # noqa: SLF001  # as its own class would

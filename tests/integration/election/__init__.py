@@ -1,0 +1,1 @@
+"""Elections: who leads, for how long, and who knows."""
