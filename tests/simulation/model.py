@@ -521,10 +521,10 @@ class Model(Keys):
 
     # ---- the scripts of a semaphore ----
 
-    def _run_on_permits(
-        self, sha: bytes, keys: Any, key: Any, queue: Any, waiters: Any, limit: Any, *rest: Any
-    ) -> Reply:
-        assert keys == 4
+    def _run_on_permits(self, sha: bytes, keys: Any, *rest: Any) -> Reply:
+        assert keys == (1 if sha == FOR_PERMITS[REACQUIRE.sha].sha else 4)
+        key, queue, waiters, limit = (*rest[:keys], None, None, None)[:4]
+        rest = rest[keys:]
         self.passes_left = _MOST_PASSES
         try:
             return self._permit_scripts[sha](PermitPolicy(self, key, limit), queue, waiters, *rest)
