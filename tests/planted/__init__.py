@@ -19,6 +19,7 @@ from tests.planted import (
     pipes,
     redlocks,
     scripts,
+    semaphores,
     transports,
     waiting,
 )
@@ -29,6 +30,7 @@ __all__ = ["FAULTS"]
 FAULTS: tuple[Fault, ...] = (
     *commands.FAULTS,
     *scripts.FAULTS,
+    *semaphores.FAULTS,
     *waiting.FAULTS,
     *holding.FAULTS,
     *lingering.FAULTS,
