@@ -24,10 +24,12 @@ from redislock_fast._renewal.threads import tell
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.times import clock
-from redislock_fast._util.tokens import is_ours, without_flag
+from redislock_fast._util.tokens import is_ours, is_permit, without_flag
 from redislock_fast.asyncio.lock import Lock as AsyncLock
+from redislock_fast.asyncio.semaphore import Permit as AsyncPermit
 from redislock_fast.inspection import holders
 from redislock_fast.lock import Lock
+from redislock_fast.semaphore import Permit, Semaphore
 
 if TYPE_CHECKING:
     from redislock_fast.inspection import Client
@@ -40,27 +42,40 @@ _OTHER_HOLDER = b"another holder, by redislock_fast.testing.lose"
 @overload
 def lose(lock: Lock, reason: LossReason | str = LossReason.EXPIRED) -> None: ...
 @overload
+def lose(lock: Permit, reason: LossReason | str = LossReason.EXPIRED) -> None: ...
+@overload
 def lose(lock: AsyncLock, reason: LossReason | str = LossReason.EXPIRED) -> Coroutine[Any, Any, None]: ...
-def lose(lock: Lock | AsyncLock, reason: LossReason | str = LossReason.EXPIRED) -> Coroutine[Any, Any, None] | None:
-    """Have a held lock be lost now. Once this returns, its `on_lost` has returned.
+@overload
+def lose(lock: AsyncPermit, reason: LossReason | str = LossReason.EXPIRED) -> Coroutine[Any, Any, None]: ...
+def lose(
+    lock: Lock | AsyncLock | Permit | AsyncPermit, reason: LossReason | str = LossReason.EXPIRED
+) -> Coroutine[Any, Any, None] | None:
+    """Have a held lock or permit be lost now. Once this returns, its `on_lost` has returned.
 
     The key is deleted or, for `LossReason.TAKEN`, gets another value, and the lock is told what a renewal would have
     found. A lock that nothing watches, without `auto_renew` and `on_lost`, learns only that its time is over
     (`EXPIRED`, `SERVER_GONE`), and anything else by its next request, as it would without this function.
 
     The thread or task that holds the lock calls it. For an asyncio lock, it is awaited; with `cancel_on_lost`, that
-    raises CancelledError. `on_lost` is called in another thread or task. Sends `GET name`, then `DEL name` or `SET`.
+    raises CancelledError. `on_lost` is called in another thread or task. Sends `GET name`, then `DEL name` or `SET`;
+    for a permit, which any thread or task may lose, `ZREM name`.
 
     Args:
-        lock: a `Lock` or `redislock_fast.asyncio.Lock`.
+        lock: a `Lock`, a `Permit` of a semaphore, or one of those of `redislock_fast.asyncio`.
         reason: a `LossReason`, or its text, such as "expired".
 
     Raises:
         redis.exceptions.LockError: this thread or task does not hold the lock.
         TypeError: another kind of lock.
-        ValueError: an unknown reason, or the lock does not expire and so cannot be lost for this one.
+        ValueError: an unknown reason, or the lock does not expire and so cannot be lost for this one; a permit
+            cannot be taken by another.
     """
     reason = LossReason(reason)
+    if isinstance(lock, (Permit, AsyncPermit)):
+        if reason is LossReason.TAKEN:
+            raise ValueError(f"a permit of the semaphore {shown(lock.name)} cannot be lost as {str(reason)!r}")
+        lock.ensure_held()
+        lock = lock._lock[0]
     if not isinstance(lock, (Lock, AsyncLock)):
         raise TypeError(f"lose takes a Lock of redislock_fast, not {type(lock).__name__}")
     if not lock.timeout and reason in (LossReason.EXPIRED, LossReason.SERVER_GONE):
@@ -68,9 +83,12 @@ def lose(lock: Lock | AsyncLock, reason: LossReason | str = LossReason.EXPIRED) 
     owner = lock._held()
     if isinstance(lock, AsyncLock):
         return _lose_in_loop(lock, owner, reason)
-    if not lock._drive(read_owned(lock, owner, owner.token)):
+    if is_permit(owner.token or b""):
+        if not lock.redis.zrem(lock.name, owner.token):
+            raise _not_held(lock)
+    elif not lock._drive(read_owned(lock, owner, owner.token)):
         raise _not_held(lock)
-    if reason is LossReason.TAKEN:
+    elif reason is LossReason.TAKEN:
         lock.redis.set(lock.name, _OTHER_HOLDER, keepttl=True)
     else:
         lock.redis.delete(lock.name)
@@ -82,9 +100,12 @@ def lose(lock: Lock | AsyncLock, reason: LossReason | str = LossReason.EXPIRED) 
 
 
 async def _lose_in_loop(lock: AsyncLock, owner: Owner, reason: LossReason) -> None:
-    if not await lock._drive(read_owned(lock, owner, owner.token)):
+    if is_permit(owner.token or b""):
+        if not await lock.redis.zrem(lock.name, owner.token):
+            raise _not_held(lock)
+    elif not await lock._drive(read_owned(lock, owner, owner.token)):
         raise _not_held(lock)
-    if reason is LossReason.TAKEN:
+    elif reason is LossReason.TAKEN:
         await lock.redis.set(lock.name, _OTHER_HOLDER, keepttl=True)
     else:
         await lock.redis.delete(lock.name)
@@ -119,11 +140,11 @@ def _noted(lock: Lock | AsyncLock, owner: Owner, reason: LossReason) -> list[Lea
 
 
 def assert_no_locks_left(client: Client) -> None:
-    """Assert that no lock is held on the server of a test, and that nobody waits for one.
+    """Assert that no lock or permit is held on the server of a test, and that nobody waits for one.
 
     Finds the locks of this package, of all processes, by their tokens: not those with a token of their caller's own. A
-    key that lingers counts. Sends `SCAN`, `GET` for each string in the database, and what `holders` sends for each
-    lock.
+    key that lingers counts. Sends `SCAN`, `GET` for each string in the database, `ZRANGE` for each sorted set, and what
+    `holders` and `Semaphore.status` send for each lock and semaphore.
 
     Args:
         client: a `redis.Redis` or `redis.RedisCluster`; for tests of asyncio locks, too.
@@ -138,10 +159,14 @@ def assert_no_locks_left(client: Client) -> None:
         for name in client.scan_iter(count=1000, _type="string")
         if is_ours(without_flag(_bytes_of(client.get(name))))
     ]
-    for queue in client.scan_iter("*:queue", count=1000, _type="zset"):
-        waited_for = lock_of_queue(_bytes_of(queue))
+    for name in client.scan_iter(count=1000, _type="zset"):
+        waited_for = lock_of_queue(_bytes_of(name))
         if waited_for is not None:
             left.append(f"{waited_for.decode(errors='backslashreplace')!r} has waiters")
+        elif any(is_permit(_bytes_of(member)) for member in client.zrange(name, 0, 0)):
+            count = Semaphore(client, name, 1).status().held
+            if count:
+                left.append(f"{_bytes_of(name).decode(errors='backslashreplace')!r} has {count} permits held")
     if left:
         raise AssertionError(f"locks are left: {', '.join(sorted(left))}")
 
