@@ -167,7 +167,7 @@ def test_permits_of_the_dead_are_free_for_a_new_caller(world: World, server: Ser
         run_acquire(client, token, limit=3, ttl_ms=50)
     run_acquire(client, tokens[2], limit=3)
     end = max(ends_of(client)[token] for token in tokens[:2])
-    wait_until(lambda: now_ms(client) > end, "two have ended")
+    wait_until(lambda: now_ms(client) >= end + 1, "two have ended")
     permits = [semaphore.acquire(blocking=False), semaphore.acquire(blocking=False)]
     assert semaphore.acquire(blocking=False) is None
     assert len(ends_of(client)) == 3
