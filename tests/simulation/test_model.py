@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from redislock_fast._pipe.base import Args, Reply
+from redislock_fast._protocol import scripts
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireManyFenced, Fence, RedeemFenced
@@ -316,3 +317,13 @@ def test_scripts_of_a_semaphore(real: _Real, denied: frozenset[str], seeds: rang
         expected = real.play_on_permits(requests)
         for step, (was, would_be) in enumerate(zip(expected, _modelled_permits(requests, denied), strict=True)):
             assert would_be == was, f"seed {seed}, request {step}"
+
+
+def test_permit_lasts_through_its_last_millisecond(server: Server) -> None:
+    client: Any = redis.Redis(port=server.port)
+    looks = "time = {'1700000000', '5999'} redis.call('zadd', permits, now_ms() - ARGV[1], 'token') "
+    looks += "return {held('token') and 1 or 0, count_room(1)}"
+    text = scripts._text("permits").decode() + looks
+    assert client.eval(text, 4, KEY, *permit_keys(KEY), 0) == [1, 0]
+    assert client.eval(text, 4, KEY, *permit_keys(KEY), 1) == [0, 1]
+    client.close()
