@@ -1,4 +1,4 @@
-"""Faults of semaphores that the model server and the simulation find."""
+"""Faults of semaphores that the model server, the simulation and what these have led to find."""
 
 from __future__ import annotations
 
@@ -78,6 +78,16 @@ FAULTS = (
         "if not held(ARGV[1]) then",
         "if false then",
         _BY_MODEL,
+    ),
+    Fault(
+        "server without memory ends permits",
+        "_protocol/lua/renew_permit.lua",
+        "redis.call('zrem', permits, '')",
+        "",
+        (
+            "tests/integration/semaphore/test_keys.py::"
+            "test_a_permit_is_renewed_and_released_while_the_server_has_no_memory_left[threads]"
+        ),
     ),
     Fault(
         "operator's limit does not count for waiters",

@@ -558,8 +558,6 @@ class Model(Keys):
     def _renew_permit(self, policy: PermitPolicy, _queue: Any, _waiters: Any, token: Any, ttl_ms: Any) -> Reply:
         if policy.held(token) is None:
             return 0
-        if self.full:
-            return hiredis.ReplyError(f"{_OUT_OF_MEMORY} script: {REACQUIRE.sha.decode()}, on @user_script:40.")
         policy.set_end(token, ttl_ms)
         return 1
 

@@ -50,8 +50,8 @@ def ends_of(admin: Any, name: str = "name") -> dict[bytes, float]:
 
 
 def held(admin: Any, name: str = "name") -> int:
-    """How many permits have an end in the future, by the server's clock."""
-    return sum(end > now_ms(admin) for end in ends_of(admin, name).values())
+    """How many permits have not ended, by the server's clock."""
+    return sum(end + 1 > now_ms(admin) for end in ends_of(admin, name).values())
 
 
 def queue_up(world: Any, semaphores: list[Any], admin: Any, **arguments: Any) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -95,6 +95,21 @@ def test_a_short_permit_does_not_end_a_long_one(client: redis.Redis) -> None:
     assert run_acquire(client, third, ttl_ms=1) == 1  # whose own ttl purges nobody else
     assert set(ends_of(client)) == {long, third}
     assert client.pttl("name") > 50_000
+
+
+def test_a_permit_is_renewed_and_released_while_the_server_has_no_memory_left(
+    world: World, spare_server: Callable[..., Server], connect: Connect
+) -> None:
+    server = spare_server()
+    admin = connect(server.port)
+    permit = world.semaphore(world.connect(server.port), timeout=0.9).acquire()
+    admin.config_set("maxmemory", "1")
+    for _ in range(3):
+        before = ends_of(admin)
+        wait_until(lambda before=before: ends_of(admin) != before, "it is renewed or has ended")
+    assert (permit.valid, list(ends_of(admin))) == (True, list(before))
+    permit.release()
+    assert admin.keys() == []
 
 
 def test_permits_that_all_have_ended_leave_nothing(client: redis.Redis) -> None:
