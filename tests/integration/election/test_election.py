@@ -195,7 +195,56 @@ def test_lost_lock_of_the_work_is_an_error_of_the_work(stand: Stand) -> None:
     del candidate.running
 
 
+def test_lock_is_given_back_when_the_work_has_ended(stand: Stand, callers: Callers) -> None:
+    told, ends = Future[None](), Future[None]()
+
+    async def work_task(term: Any) -> None:
+        await term.stopping.wait()
+        told.set_result(None)
+        await asyncio.wrap_future(ends)
+        term.ensure_held()
+        election.stop()
+
+    def work(term: Any) -> None:
+        term.stopping.wait()
+        told.set_result(None)
+        ends.result(PATIENCE_S)
+        term.ensure_held()
+        election.stop()
+
+    first, second = stand(), stand()
+    election = first.election
+    first.run(work_task if callers.kind == "tasks" else work)
+    wait_until(lambda: first.election.is_leader, "it leads")
+    second.run()
+    callers.run(election.resign)
+    told.result(PATIENCE_S)
+    assert (election.is_leader, second.election.is_leader) == (True, False)
+    ends.set_result(None)
+    second.until_leads()
+    assert first.running.result(PATIENCE_S) is None
+
+
 # Who leads
+
+
+def test_leader_that_has_ended_meanwhile_is_not_noted(
+    stand: Stand, valkey: Server, valkey_client: redis.Redis, callers: Callers
+) -> None:
+    """Another one leads before it hears that it was elected."""
+    with Proxy(valkey.port) as proxy:
+        late, other = stand(proxy.port, value="late"), stand(value="other")
+        enter(callers, late.election)  # it is connected
+        proxy.hold()
+        late.run()
+        wait_until(lambda: valkey_client.exists("beat"), "it was elected")
+        valkey_client.delete("beat")
+        other.run().until_leads()
+        proxy.resume()
+        until_queued(valkey_client, "beat", 1)
+        assert other.call("leader").value == "other"
+        callers.run(late.election.stop)
+        assert late.running.result(PATIENCE_S) is None
 
 
 def test_leader_is_known_to_all(stand: Stand, callers: Callers, server: Server, connect: Connect) -> None:
@@ -265,10 +314,10 @@ def test_leader_is_told_to_stop_before_its_lease_ends(
     assert 0 < leader.left_s[0] <= BRIEF_S / 3
     leader.until_ended()
     assert not leader.election.is_leader
+    wait_until(lambda: "waits until its server is there again" in caplog.text, "that is logged")
     server.signal(signal.SIGCONT)
     wait_until(lambda: leader.election.is_leader or follower.election.is_leader, "one of them leads")
     assert (leader.terms + follower.terms)[-1].number > leader.terms[0].number
-    assert "waits until its server is there again" in caplog.text
 
 
 @pytest.mark.slow

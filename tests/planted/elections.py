@@ -1,0 +1,61 @@
+"""Faults of elections."""
+
+from __future__ import annotations
+
+from tests.planted.fault import Fault
+
+__all__ = ["FAULTS"]
+
+_TESTS = "tests/integration/election/test_election.py::"
+
+FAULTS = (
+    Fault(
+        "leader that has ended is shown",
+        "_protocol/leading.py",
+        "if not token or id_ != token_id_of(token).encode():",
+        "if not token or id_ is None:",
+        "tests/unit/protocol/test_leading.py::test_record_of_a_leader_that_has_ended_is_not_shown[another's]",
+    ),
+    Fault(
+        "late leader overwrites the record of the next one",
+        "_protocol/lua/lead.lua",
+        "if value ~= ARGV[1] and value ~= ARGV[1] .. '+' then",
+        "if false then",
+        _TESTS + "test_leader_that_has_ended_meanwhile_is_not_noted[threads]",
+    ),
+    Fault(
+        "leader believes a flag, not the clock",
+        "election.py",
+        "return term is not None and term.valid",
+        "return term is not None and term.number > 0",
+        _TESTS + "test_leader_that_does_not_stop_is_no_leader_by_the_clock[threads]",
+    ),
+    Fault(
+        "leader is told to stop after its lease",
+        "election.py",
+        "on_danger=self._meet_danger, on_lost=self._note_loss",
+        "on_lost=self._note_loss",
+        _TESTS + "test_leader_is_told_to_stop_before_its_lease_ends[threads]",
+    ),
+    Fault(
+        "task goes on when its lease has ended",
+        "_election/loop.py",
+        "            self._task.cancel()\n",
+        "            pass\n",
+        _TESTS + "test_leader_that_does_not_stop_is_no_leader_by_the_clock[tasks]",
+    ),
+    Fault(
+        "leader that is told to resign gives the lock back while its work goes on",
+        "election.py",
+        "        self.stopping.set()\n\n    def _meet_danger",
+        "        self.stopping.set()\n        self._lock.release()\n\n    def _meet_danger",
+        _TESTS + "test_lock_is_given_back_when_the_work_has_ended[threads]",
+    ),
+    Fault(
+        "observed terms fall",
+        "election.py",
+        "            if leader is not None and leader.term > last:\n                last",
+        "            if leader is not None:\n                last",
+        _TESTS + "test_each_leader_is_observed_and_terms_rise[threads]",
+    ),
+)
