@@ -498,3 +498,16 @@ def test_bad_input_is_refused_at_once(callers: Callers, valkey: Server) -> None:
         with pytest.raises(error, match=text):
             election(client, "beat", **settings)
     assert "does not lead" in repr(election(client, "beat", value="é" * 512))
+
+
+# Clusters
+
+
+@pytest.mark.slow
+def test_leader_of_a_cluster_is_known(cluster_client: redis.RedisCluster) -> None:
+    for name in ("elected", "{tag}:elected", b"\xff elected"):
+        election = Election(cluster_client, name, value="here")
+        with election.term() as term:
+            leader = election.leader()
+        assert leader is not None
+        assert (leader.term, leader.value, election.leader()) == (term.number, "here", None)
