@@ -1,0 +1,50 @@
+"""`redislock leader`: shows who leads, in an election."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from redislock_fast import Election, Leader
+from redislock_fast._cli.connecting import add_connection, client_of
+from redislock_fast._cli.exits import Exit
+from redislock_fast._cli.parsing import CommandParser
+from redislock_fast._cli.printing import add_json, print_json, seconds_text, text_of
+
+__all__ = ["add_to"]
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parsers of commands."""
+    parser: CommandParser = commands.add_parser("leader", help="show which process leads, in an election")
+    add_connection(parser)
+    parser.add_argument("name", metavar="NAME", help="the election")
+    add_json(parser)
+    parser.set_defaults(command=_show)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    name = os.fsencode(arguments.name)
+    leader = Election(client_of(arguments), name).leader()
+    if arguments.json:
+        told = dict.fromkeys(("term", "value", "process", "since_s")) if leader is None else asdict(leader)
+        print_json({"name": text_of(name), **told})
+    else:
+        print("\n".join(_lines(text_of(name), leader)))
+    return Exit.FAILED if leader is None else Exit.OK
+
+
+def _lines(name: str, leader: Leader | None) -> Iterator[str]:
+    yield f"election  {name}"
+    if leader is None:
+        yield "leader    none"
+        return
+    process = leader.process
+    known = "?" if process is None else f"{process.host}:{process.pid}, {process.program}"
+    yield f"leader    {known}"
+    yield f"value     {'none' if leader.value is None else text_of(leader.value.encode())}"
+    yield f"term      {leader.term}"
+    yield f"since     {seconds_text(leader.since_s, '?')}"
