@@ -28,13 +28,15 @@ class Permits(list[Any]):
     Attributes:
         entered: those of its `with` blocks, the innermost last. Some may have been released in the block, or left by
             another caller.
+        weak: a weak reference to this.
     """
 
-    __slots__ = ("__weakref__", "entered")
+    __slots__ = ("__weakref__", "entered", "weak")
 
     def __init__(self) -> None:
         super().__init__()
         self.entered: list[Any] = []
+        self.weak = weakref.ref(self)
 
 
 class Callers:

@@ -98,7 +98,7 @@ class Permit:
 
     def __init__(self, semaphore: Semaphore, permits: Permits) -> None:
         self._semaphore = semaphore
-        self._permits = weakref.ref(permits)  # which refers to this
+        self._permits = permits.weak  # since they refer to this
         self._lock: list[_PermitLock] = []  # empty once it was released: `pop` lets one caller alone release it
 
     @property
@@ -179,8 +179,11 @@ class Permit:
 
     def _leave(self) -> None:
         permits = self._permits()
-        if permits is not None and self in permits:  # else its caller is gone, or has left it
-            permits.remove(self)
+        if permits is not None:  # else its caller is gone
+            try:  # noqa: SIM105  # `suppress` takes as long as the rest
+                permits.remove(self)
+            except ValueError:  # its caller has left it
+                pass
 
     def _enter(self, lock: _PermitLock) -> None:
         """Note that the permit was granted."""
@@ -313,6 +316,7 @@ class Semaphore:
             "cancel_on_lost": cancel_on_lost,
             "metrics": metrics,
         }
+        self._calls_back = self._settings["on_lost"] is not None or on_danger is not None
         self._callers = TaskCallers()
         self._free: deque[_PermitLock] = deque([self._new_lock()])  # any task takes one, and puts it back
 
@@ -367,7 +371,8 @@ class Semaphore:
         except IndexError:
             lock = self._new_lock()
         permit = Permit(self, self._callers.mine())
-        lock.permit = weakref.ref(permit)  # before it may be lost
+        if self._calls_back:
+            lock.permit = weakref.ref(permit)  # before it may be lost
         return permit, lock
 
     @runs("Semaphore.acquire")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -97,6 +98,10 @@ def test_a_short_permit_does_not_end_a_long_one(client: redis.Redis) -> None:
     assert client.pttl("name") > 50_000
 
 
+def _have_changed(client: Any, before: dict[bytes, float]) -> bool:
+    return ends_of(client) != before
+
+
 def test_a_permit_is_renewed_and_released_while_the_server_has_no_memory_left(
     world: World, spare_server: Callable[..., Server], connect: Connect
 ) -> None:
@@ -106,7 +111,7 @@ def test_a_permit_is_renewed_and_released_while_the_server_has_no_memory_left(
     admin.config_set("maxmemory", "1")
     for _ in range(3):
         before = ends_of(admin)
-        wait_until(lambda before=before: ends_of(admin) != before, "it is renewed or has ended")
+        wait_until(partial(_have_changed, admin, before), "it is renewed or has ended")
     assert (permit.valid, list(ends_of(admin))) == (True, list(before))
     permit.release()
     assert admin.keys() == []
