@@ -190,6 +190,15 @@ def use_semaphore(uses: Uses) -> None:
                 waited(one().release())
 
 
+def use_election(uses: Uses) -> None:
+    election = uses.world.ours.Election(uses.client, NAME, timeout=TTL_S)
+    term = election.term()
+    enter, leave = (term.__enter__, term.__exit__) if uses.world.in_threads else (term.__aenter__, term.__aexit__)
+    waited(enter())
+    assert waited(election.leader()).term == term.number
+    waited(leave(None, None, None))
+
+
 def use_linger(uses: Uses) -> None:
     heard: list[Any] = []
     lock = uses.lock(linger=TTL_S, on_wanted=uses.world.callback(heard.append))
@@ -269,7 +278,7 @@ def use_cleanup(uses: Uses) -> None:
 FEATURES: list[Callable[[Uses], None]] = [
     use_lock, use_queue, use_queue_where_many_were, use_own_token, use_foreign, use_renewal, use_batch, use_fencing,
     use_replicas, use_linger, use_reports, use_break, use_once, use_handle, use_cleanup, use_run,
-    use_semaphore,
+    use_semaphore, use_election,
 ]  # fmt: skip
 
 
