@@ -108,7 +108,11 @@ class Permit:
 
     def remaining(self) -> float:
         """How long the permit is certainly still held, in seconds, as `Lock.remaining` tells it. Sends nothing."""
-        return self._lock[0].remaining() if self._lock else 0.0
+        try:
+            lock = self._lock[0]
+        except IndexError:
+            return 0.0
+        return lock.remaining()
 
     @property
     def valid(self) -> bool:
@@ -118,7 +122,11 @@ class Permit:
     @property
     def lost(self) -> bool:
         """Whether the permit was lost before it was released, as far as is known without asking the server."""
-        return bool(self._lock) and self._lock[0].lost
+        try:
+            lock = self._lock[0]
+        except IndexError:
+            return False
+        return lock.lost
 
     def ensure_held(self) -> None:
         """Return if the permit is certainly held: where `valid` is true. Sends nothing.
@@ -170,9 +178,11 @@ class Permit:
             LockLostError: the permit was lost.
             redis.exceptions.LockError: it was released.
         """
-        if not self._lock:
-            raise self._released("detach")
-        handle = self._lock[0].detach()
+        try:
+            lock = self._lock[0]
+        except IndexError:
+            raise self._released("detach") from None
+        handle = lock.detach()
         self._lock.clear()
         self._leave()
         return handle

@@ -18,7 +18,7 @@ from redislock_fast.server import Server
 from tests.integration.docs.test_snippets import Snippet, snippets_of
 from tests.support.helpers import ROOT
 
-OPTIONS = {"threads": ["-i", "-q"], "asyncio": ["-m", "asyncio"]}
+OPTIONS = {"threads": ["-i", "-q"], "asyncio": ["-m", "asyncio"], "semaphores": ["-i", "-q"]}
 """Of the interpreter: `-i` is not needed where it reads from a terminal, and `-q` switches its greeting off."""
 
 PROMPTS = re.compile(r"^(?:(?:>>>|\.\.\.) )+", re.MULTILINE)
