@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.handle import Handle
     from redislock_fast._lease.metrics import FailureMetrics, Metrics
-    from redislock_fast._procedures.reporting import log_waits
+    from redislock_fast._queue.reporting import log_waits
     from redislock_fast.election import Election, Leader, Term
     from redislock_fast.inspection import LockReport, holders
     from redislock_fast.locker import Batch, Locker
@@ -53,7 +53,7 @@ _WHEN_ASKED_FOR = {
     "Term": "election",
     "holders": "inspection",
     "limited": "semaphore",
-    "log_waits": "_procedures.reporting",
+    "log_waits": "_queue.reporting",
     "once": "single",
     "profile": "profiling",
 }

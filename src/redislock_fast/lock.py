@@ -50,7 +50,7 @@ from redislock_fast._procedures.prolonging import (
     to_prolong,
 )
 from redislock_fast._procedures.release import release_for_caller, release_lock
-from redislock_fast._procedures.steps import Steps
+from redislock_fast._protocol.steps import Steps
 from redislock_fast._renewal.threads import Renewer, renewer_of, tell, tell_in_background, tell_wanted
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._transport.threads.server import ThreadServerTransport

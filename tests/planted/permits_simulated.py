@@ -119,7 +119,7 @@ FAULTS = (
     ),
     Fault(
         "health check takes a permit whose message was lost for a place in the queue",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         "            elif oldest is not None and wait.has_permit:  #",
         "            elif False:  #",
         "tests/simulation/test_semaphores.py::test_waiter_is_told_of_a_permit_whose_message_was_lost",

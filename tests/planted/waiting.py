@@ -9,14 +9,14 @@ __all__ = ["FAULTS"]
 FAULTS = (
     Fault(
         "lock that changes while the watch is armed is not read again",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         "                if watches and watch.value != wait.value:\n                    continue\n",
         "",
-        "tests/unit/procedures/test_waiters.py::test_lock_that_changed_before_the_watch_was_armed_is_asked_for_again",
+        "tests/unit/queue/test_waiters.py::test_lock_that_changed_before_the_watch_was_armed_is_asked_for_again",
     ),
     Fault(
         "old grant is taken without a renewal",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         "if ttl_ms is None or now - message.since <= ttl_ms * _SPENT / 1000:",
         "if True:",
         (
@@ -26,32 +26,32 @@ FAULTS = (
     ),
     Fault(
         "grant of an earlier place in the queue is taken",
-        "_procedures/waiters.py",
+        "_queue/waiters.py",
         "return type(message) is Grant and (not self.arrival or float(message.arrival or 0) >= self.arrival)",
         "return type(message) is Grant",
-        "tests/unit/procedures/test_waiters.py::test_grant_of_an_earlier_place_in_the_queue_is_not_taken",
+        "tests/unit/queue/test_waiters.py::test_grant_of_an_earlier_place_in_the_queue_is_not_taken",
     ),
     Fault(
         "waiting that fails leaves its place in the queue",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         "            except BaseException:\n                waiter.withdraw()\n                raise\n",
         "",
-        "tests/unit/procedures/test_waiters.py::test_waiting_that_fails_leaves_the_queue",
+        "tests/unit/queue/test_waiters.py::test_waiting_that_fails_leaves_the_queue",
     ),
     Fault(
         "waiter whose time is up stays in the queue",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         "is_over:\n                    return (yield from self._leave(waiter, self.limit_s())) or TIME_UP",
         "is_over:\n                    return TIME_UP",
         "tests/integration/waiting/test_giving_up.py::test_a_waiter_that_gives_up_leaves_the_queue[threads-valkey]",
     ),
     Fault(
         "waiter whose time is up is given new time to leave the queue",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         "is_over:\n                    return (yield from self._leave(waiter, self.limit_s())) or TIME_UP",
         "is_over:\n                    return (yield from self._leave(waiter, 0.0)) or TIME_UP",
         (
-            "tests/unit/procedures/test_waiters.py::"
+            "tests/unit/queue/test_waiters.py::"
             "test_waiter_that_is_woken_long_after_its_deadline_leaves_within_its_deadline"
         ),
     ),
@@ -64,96 +64,96 @@ FAULTS = (
     ),
     Fault(
         "grant that comes with the end of the time is dropped",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         "return (yield from self._found(waiter, leave.value)) if leave.result else None",
         "return None",
         "tests/integration/waiting/test_giving_up.py::test_time_that_is_up_with_the_grant_on_its_way[threads-valkey]",
     ),
     Fault(
         "waiter that loses its connection keeps its token",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         (
             "        if outcome is BROKEN and queues:\n"
             "            self.token = waiter.node.new_token(self.key, kind_of(self.token))\n"
         ),
         "",
-        "tests/unit/procedures/test_waiters.py::test_waiter_that_loses_its_connection_starts_again_with_a_new_token",
+        "tests/unit/queue/test_waiters.py::test_waiter_that_loses_its_connection_starts_again_with_a_new_token",
     ),
     Fault(
         "waiters that have all lost their places are not woken",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         "                waiter.wake_others()\n",
         "                pass\n",
-        "tests/unit/procedures/test_waiters.py::test_health_check_that_finds_the_places_of_all_lost_wakes_the_others",
+        "tests/unit/queue/test_waiters.py::test_health_check_that_finds_the_places_of_all_lost_wakes_the_others",
     ),
     Fault(
         "waiter of a moving slot asks again without a pause",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         "if wait.denied == MOVING:",
         "if False:",
-        "tests/unit/procedures/test_waiters.py::test_waiter_in_a_slot_that_moves_tries_once_and_pauses",
+        "tests/unit/queue/test_waiters.py::test_waiter_in_a_slot_that_moves_tries_once_and_pauses",
     ),
     Fault(
         "health check is never due",
-        "_procedures/waiters.py",
+        "_queue/waiters.py",
         "if due_at is None or now < due_at:",
         "if True:",
         (
-            "tests/unit/procedures/test_waiters.py::"
+            "tests/unit/queue/test_waiters.py::"
             "test_only_the_first_look_is_put_off_and_none_after_a_grant_that_only_a_look_has_found"
         ),
     ),
     Fault(
         "no other waiter makes the health checks when the poller leaves",
-        "_procedures/key_queue.py",
+        "_queue/key_queue.py",
         "        if self.poller is waiter:\n",
         "        if False:\n",
-        "tests/unit/procedures/test_waiters.py::test_the_shortest_interval_looks_and_of_equals_the_last",
+        "tests/unit/queue/test_waiters.py::test_the_shortest_interval_looks_and_of_equals_the_last",
     ),
     Fault(
         "waiter that has left stays in the queue by a late reply",
-        "_procedures/key_queue.py",
+        "_queue/key_queue.py",
         "        if self.waiters.get(waiter.token) is not waiter:\n            self.dequeue(waiter)\n",
         "",
-        "tests/unit/procedures/test_waiters.py::test_late_reply_brings_back_no_waiter_that_has_left",
+        "tests/unit/queue/test_waiters.py::test_late_reply_brings_back_no_waiter_that_has_left",
     ),
     Fault(
         "waiter that comes as the last one leaves is alone",
-        "_procedures/waiters.py",
+        "_queue/waiters.py",
         "            if key_queue.waiters:  # another has come meanwhile\n",
         "            if False:\n",
-        "tests/unit/procedures/test_waiters.py::test_waiter_that_comes_as_the_last_one_leaves_shares_its_key_queue",
+        "tests/unit/queue/test_waiters.py::test_waiter_that_comes_as_the_last_one_leaves_shares_its_key_queue",
     ),
     Fault(
         "poller does not learn that the lease of the holder ends sooner",
-        "_procedures/waiters.py",
+        "_queue/waiters.py",
         "            poller.reckon()\n",
         "            pass\n",
         (
-            "tests/unit/procedures/test_waiters.py::"
+            "tests/unit/queue/test_waiters.py::"
             "test_seat_that_looks_is_told_when_another_hears_of_a_lease_that_ends_sooner"
         ),
     ),
     Fault(
         "lease of a grant counts from the arrival of the message",
-        "_procedures/waiters.py",
+        "_queue/waiters.py",
         "since = max(waiter.since, waiter.key_queue.since)",
         "since = clock()",
         "tests/simulation/test_waiting.py::test_no_story_breaks_an_invariant[some]",
     ),
     Fault(
         "push for one lock wakes the waiters of all locks",
-        "_procedures/waiters.py",
+        "_queue/waiters.py",
         "for waiter in self._waiters() if keys is None or waiter.key in keys]",
         "for waiter in self._waiters()]",
-        "tests/unit/procedures/test_waiters.py::test_change_of_keys_wakes_the_waiters_of_these_keys",
+        "tests/unit/queue/test_waiters.py::test_change_of_keys_wakes_the_waiters_of_these_keys",
     ),
     Fault(
         "flush of the server wakes no waiter",
-        "_procedures/waiters.py",
+        "_queue/waiters.py",
         "for waiter in self._waiters() if keys is None or waiter.key in keys]",
         "for waiter in self._waiters() if keys is not None and waiter.key in keys]",
-        "tests/unit/procedures/test_waiters.py::test_change_of_keys_wakes_the_waiters_of_these_keys",
+        "tests/unit/queue/test_waiters.py::test_change_of_keys_wakes_the_waiters_of_these_keys",
     ),
     Fault(
         "grant is dropped when the acquire is cancelled",
@@ -201,21 +201,21 @@ FAULTS = (
     ),
     Fault(
         "ticket is not redeemed",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         "        if type(message) is Grant and self.own is None:\n",
         "        if type(message) is Grant:\n",
         ("tests/integration/waiting/test_mixed.py::test_a_chosen_token_waits_in_the_queue_by_a_ticket[threads-valkey]"),
     ),
     Fault(
         "ticket that was lost is used again",
-        "_procedures/waiting.py",
+        "_queue/waiting.py",
         "        return Grant(grant.value, redeem.sent_at) if redeem.result else BROKEN\n",
         "        return Grant(grant.value, redeem.sent_at) if redeem.result else None\n",
-        "tests/unit/procedures/test_waiters.py::test_waiter_whose_ticket_was_lost_starts_again_with_a_new_one",
+        "tests/unit/queue/test_waiters.py::test_waiter_whose_ticket_was_lost_starts_again_with_a_new_one",
     ),
     Fault(
         "release of a caller's own token looks for no waiters",
-        "_procedures/waiters.py",
+        "_queue/waiters.py",
         "owner.contended = None if self.value is token and is_ours(token) else token",
         "owner.contended = None if self.value is token else token",
         "tests/integration/waiting/test_mixed.py"

@@ -20,12 +20,13 @@ from typing import Any
 from redislock_fast._lease import lease as lease_module
 from redislock_fast._lease import owner
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._procedures import key_queue, lock, loss, waiters, waiting
 from redislock_fast._procedures import lease as lease_procedure
+from redislock_fast._procedures import lock, loss
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.keys import fence_key
 from redislock_fast._protocol.operation import Operation
 from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._queue import key_queue, waiters, waiting
 from redislock_fast._renewal import loop as loop_renewer
 from redislock_fast._renewal import schedule
 from redislock_fast._renewal.loop import renewer_of

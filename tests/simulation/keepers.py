@@ -23,7 +23,7 @@ from redislock_fast._pipe.base import Args, OnReply
 from redislock_fast._procedures.first_request import new_call
 from redislock_fast._procedures.on_options import acquire_lock
 from redislock_fast._procedures.release import release_lock
-from redislock_fast._procedures.steps import Do, Steps
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._transport.base import ServerTransport
 from redislock_fast._util.tokens import MARKER, PLAIN
 from tests.simulation.process import Caller, Cancelled, Process, Task, Trouble

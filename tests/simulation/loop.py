@@ -14,11 +14,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from redislock_fast._pipe.base import Args, OnReply
-from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Operation
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import LeaveQueue, Subscribe
+from redislock_fast._queue.waiters import Waiter
 from redislock_fast._util.tokens import PLAIN
 from tests.simulation.process import Execution, Process
 from tests.simulation.world import Mailbox

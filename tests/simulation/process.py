@@ -11,14 +11,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, OnReply
-from redislock_fast._procedures.steps import Do, Steps
-from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._protocol.claims import Claims
 from redislock_fast._protocol.commands import Acquire, ReadHolder
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import LeaveQueue, Subscribe, cleanup_requests
+from redislock_fast._protocol.steps import Do, Steps
+from redislock_fast._queue.waiters import Waiter
 from redislock_fast._util.tokens import PLAIN
 from tests.simulation.world import Call, ClientConnection, Mailbox, World
 

@@ -13,11 +13,11 @@ import math
 from typing import Any
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.keys import permit_keys
 from redislock_fast._protocol.permits import AcquirePermit, ReleasePermit, Resize, acquire_permit
 from redislock_fast._protocol.scripts import ACQUIRE_PERMIT, FOR_PERMITS, LEAVE, REACQUIRE, RELEASE, RESIZE, WAIT
+from redislock_fast._protocol.steps import Do, Steps
 from tests.simulation import waiting
 from tests.simulation.faults import FAULTS, Faults
 from tests.simulation.policies import PermitPolicy

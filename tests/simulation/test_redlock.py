@@ -27,9 +27,9 @@ from redislock_fast._pipe.base import Args
 from redislock_fast._procedures import lease as lease_procedure
 from redislock_fast._procedures import loss as loss_procedure
 from redislock_fast._procedures.loss import LeaseLoss
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.capabilities import HELLO, PROBE, Capabilities
 from redislock_fast._protocol.queue import cleanup_requests
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._redlock import lease as redlock_lease
 from redislock_fast._redlock import lock as redlock_procedure
 from redislock_fast._redlock import renewal as redlock_renewal

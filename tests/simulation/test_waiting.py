@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from redislock_fast._pipe.base import Reply
-from redislock_fast._procedures import waiters, waiting
-from redislock_fast._procedures.steps import Steps
-from redislock_fast._procedures.waiters import Grant, Waiter, WaiterRegistry
-from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._protocol.claims import Claim
 from redislock_fast._protocol.queue import JoinQueue
 from redislock_fast._protocol.scripts import RELEASE
+from redislock_fast._protocol.steps import Steps
+from redislock_fast._queue import waiters, waiting
+from redislock_fast._queue.waiters import Grant, Waiter, WaiterRegistry
+from redislock_fast._queue.waiting import Waiting
 from tests.simulation import model
 from tests.simulation import process as waiting_process
 from tests.simulation.model import Given, Model

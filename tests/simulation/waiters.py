@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.owner import SharedOwner
-from redislock_fast._procedures.steps import ENTERED, Do, Steps
-from redislock_fast._procedures.waiters import Grant
-from redislock_fast._procedures.waiting import TIME_UP, Waiting
 from redislock_fast._protocol.commands import Acquire, Reacquire, Release
 from redislock_fast._protocol.own_token import AcquireOwn
+from redislock_fast._protocol.steps import ENTERED, Do, Steps
+from redislock_fast._queue.waiters import Grant
+from redislock_fast._queue.waiting import TIME_UP, Waiting
 from redislock_fast._util.times import Limit
 from tests.simulation.process import Cancelled, Process, Task, Trouble
 

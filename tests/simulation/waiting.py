@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from redislock_fast._pipe.base import Args, Reply
-from redislock_fast._procedures import key_queue, waiters, waiting
 from redislock_fast._protocol.claims import has_taken
 from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.own_token import HELD
 from redislock_fast._protocol.scripts import REACQUIRE, REDEEM, WAIT
+from redislock_fast._queue import key_queue, waiters, waiting
 from redislock_fast._util import times
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with
 from tests.simulation.faults import Faults

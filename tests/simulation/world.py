@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, OnReply, Reply
-from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
 from redislock_fast._protocol.capabilities import CLIENT_INFO, HELLO, PROBE, Capabilities, ending
 from redislock_fast._protocol.claims import has_taken
 from redislock_fast._protocol.scripts import (
@@ -32,6 +31,7 @@ from redislock_fast._protocol.scripts import (
     RESIZE,
     WAIT,
 )
+from redislock_fast._queue.waiters import BROKEN, WaiterRegistry
 from redislock_fast._util.tokens import TokenSource
 from tests.simulation.keyspace import Connection
 from tests.simulation.model import Model

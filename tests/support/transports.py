@@ -15,13 +15,13 @@ import redis
 from redislock_fast._batch.pipeline import AcquirePipeline
 from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._pipe import impl, threads_py
-from redislock_fast._procedures.steps import Do
-from redislock_fast._procedures.waiters import WaiterRegistry
-from redislock_fast._procedures.waiting import Waiting
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireOwnFenced, Fence
 from redislock_fast._protocol.queue import JoinQueue
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED, PASS_ON, WAIT
+from redislock_fast._protocol.steps import Do
+from redislock_fast._queue.waiters import WaiterRegistry
+from redislock_fast._queue.waiting import Waiting
 from redislock_fast._renewal import threads as thread_renewer
 from redislock_fast._transport import retries
 from redislock_fast._transport.base import ServerTransport

@@ -16,11 +16,11 @@ from itertools import zip_longest
 from redislock_fast._batch.pipeline import AcquirePipeline
 from redislock_fast._batch.plan import BatchLease, Group, Indexes
 from redislock_fast._lease.metrics import waiting_of
-from redislock_fast._procedures.steps import Do, Steps, all_of
-from redislock_fast._procedures.waiters import Grant
-from redislock_fast._procedures.waiting import POLL, Waiting, telling_if_long
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
+from redislock_fast._protocol.steps import Do, Steps, all_of
+from redislock_fast._queue.waiters import Grant
+from redislock_fast._queue.waiting import POLL, Waiting, telling_if_long
 from redislock_fast._util.times import Limit, clock
 
 __all__ = ["acquiring"]

@@ -9,9 +9,9 @@ from typing import Any
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._batch.plan import BatchLease, Group, Indexes, Name
-from redislock_fast._procedures.steps import Steps, all_of
 from redislock_fast._protocol.commands import Extend, Reacquire
 from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
+from redislock_fast._protocol.steps import Steps, all_of
 from redislock_fast._util.errors import noted, shown
 from redislock_fast._util.times import added_ms, clock
 

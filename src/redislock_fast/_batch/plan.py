@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from redislock_fast._lease.logs import CALL_LOG, knows_whether, logs_calls
 from redislock_fast._lease.metrics import report_call
-from redislock_fast._procedures.steps import Do, Steps
-from redislock_fast._procedures.waiting import Waiting
+from redislock_fast._protocol.steps import Do, Steps
+from redislock_fast._queue.waiting import Waiting
 from redislock_fast._util import fork
 from redislock_fast._util.times import clock, poll_seconds, ttl_ms_of, wait_seconds
 

@@ -16,7 +16,7 @@ from redislock_fast._batch.plan import BatchLease, Group, Name
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options, check_callback
 from redislock_fast._procedures.loss import LeaseLoss, asking_why, lose
-from redislock_fast._procedures.steps import Steps
+from redislock_fast._protocol.steps import Steps
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 

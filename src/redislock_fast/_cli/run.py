@@ -23,8 +23,8 @@ from redislock_fast._cli.guard import Guard
 from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.scanning import positive_int
 from redislock_fast._cli.signals import Interrupted, Signals
-from redislock_fast._procedures.reporting import described, naming_several, reporting
 from redislock_fast._protocol.commands import Reacquire
+from redislock_fast._queue.reporting import described, naming_several, reporting
 from redislock_fast._transport.greeting import introduce_as
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._util.times import clock, positive_ms

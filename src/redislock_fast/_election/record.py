@@ -18,8 +18,8 @@ from redis.exceptions import (
 )
 
 from redislock_fast._lease.options import check_callback
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.leading import NoteLeader, ReadLeader
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import LockLostError, LossReason, shown
 
 __all__ = ["Outage", "check_callbacks", "encoded", "give_up", "lost", "not_begun", "noting", "reading"]

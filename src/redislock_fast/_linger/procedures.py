@@ -22,8 +22,8 @@ from redislock_fast._linger.key_lease import KeyLease
 from redislock_fast._procedures.acquisition import acquire_until, key_ttl_ms, set_limit
 from redislock_fast._procedures.call import Call, CleanupEntries
 from redislock_fast._procedures.lock import LockBase
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.times import (
     Limit,
     clock,
@@ -32,7 +32,7 @@ from redislock_fast._util.tokens import LISTENS, identifier_of
 
 if TYPE_CHECKING:
     from redislock_fast._lease.lease import Lease
-    from redislock_fast._procedures.waiters import WaiterRegistry
+    from redislock_fast._queue.waiters import WaiterRegistry
 
 __all__ = []
 

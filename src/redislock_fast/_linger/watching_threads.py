@@ -33,7 +33,7 @@ from typing import Any
 from redislock_fast._linger.giving_back import Lingering
 from redislock_fast._linger.key_lease import LocalWaiter
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
-from redislock_fast._procedures.waiters import BROKEN
+from redislock_fast._queue.waiters import BROKEN
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork, patching
 from redislock_fast._util.fork import at_child_exit, members

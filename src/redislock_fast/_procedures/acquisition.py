@@ -29,10 +29,10 @@ from redislock_fast._procedures.lease import (
     would_wait_for_itself,
 )
 from redislock_fast._procedures.lock import Backoff, LockBase
-from redislock_fast._procedures.steps import ENTERED, Do, Steps
-from redislock_fast._procedures.waiters import Grant
-from redislock_fast._procedures.waiting import POLL, TIME_UP, Waiting, telling_if_long
 from redislock_fast._protocol.commands import Acquire
+from redislock_fast._protocol.steps import ENTERED, Do, Steps
+from redislock_fast._queue.waiters import Grant
+from redislock_fast._queue.waiting import POLL, TIME_UP, Waiting, telling_if_long
 from redislock_fast._util.times import (
     Limit,
     blocks,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from redislock_fast._procedures.reporting import reporting
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import ReadHolder, Release
 from redislock_fast._protocol.permits import ReadPermits, ReleasePermit
 from redislock_fast._protocol.queue import TellHolder
+from redislock_fast._protocol.steps import Do, Steps
+from redislock_fast._queue.reporting import reporting
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import is_ours, listens, token_id_of, without_flag
 

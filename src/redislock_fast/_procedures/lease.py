@@ -25,7 +25,7 @@ from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, ThreadOwners
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._lease.telling import told_of
-from redislock_fast._procedures.steps import Steps
+from redislock_fast._protocol.steps import Steps
 from redislock_fast._util.errors import LockLostError, LossReason, noted, shown, shown_held
 from redislock_fast._util.times import (
     clock,

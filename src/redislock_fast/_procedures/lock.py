@@ -46,11 +46,11 @@ from redislock_fast._procedures.lease import (
     unlocked_error,
 )
 from redislock_fast._procedures.loss import reason_of
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol import scripts
 from redislock_fast._protocol.commands import Acquire, ReadHolder, Release
 from redislock_fast._protocol.fenced import AcquireFenced, AcquireManyFenced, AcquireOwnFenced
 from redislock_fast._protocol.own_token import AcquireOwn
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LockLostError, LossReason, noted, shown, shown_held
 from redislock_fast._util.times import (

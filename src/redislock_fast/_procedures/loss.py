@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.metrics import report_call
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import LossReason, shown, shown_held
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import is_permit

@@ -20,10 +20,10 @@ from redislock_fast._procedures.lease import (
     report_failure,
 )
 from redislock_fast._procedures.lock import LockBase
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.fenced import MANY, AcquireFenced, Fence
 from redislock_fast._protocol.replicas import Replicate
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import NotReplicatedError, shown
 from redislock_fast._util.times import (
     GRACE_S,

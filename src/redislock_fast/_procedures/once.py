@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from redis.exceptions import LockError, RedisError
 
 from redislock_fast._procedures.lock import LockBase
-from redislock_fast._procedures.reporting import reporting
-from redislock_fast._procedures.steps import Steps
+from redislock_fast._protocol.steps import Steps
+from redislock_fast._queue.reporting import reporting
 from redislock_fast._util.errors import shown
 from redislock_fast._util.times import positive_ms
 

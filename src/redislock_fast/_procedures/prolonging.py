@@ -20,8 +20,8 @@ from redislock_fast._procedures.lease import (
 )
 from redislock_fast._procedures.lock import EXTEND, REACQUIRE, LockBase
 from redislock_fast._procedures.release import _is_replaced, call_script, end_lease
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Extend, Reacquire, ReadHolder
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import noted, shown
 from redislock_fast._util.times import (
     added_ms,

@@ -28,8 +28,8 @@ from redislock_fast._procedures.lease import (
     unlocked_error,
 )
 from redislock_fast._procedures.lock import RELEASE, LockBase
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire, Release
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.times import (
     clock,
     positive_ms,

@@ -48,8 +48,8 @@ from redislock_fast._procedures.lease import (
     unlocked_error,
     would_wait_for_itself,
 )
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._redlock.lease import MajorityLease, new_standing_of, standing_of
 from redislock_fast._redlock.quorum import asking
 from redislock_fast._redlock.renewal import RedlockLease, reason_of_round

@@ -15,7 +15,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from redislock_fast._procedures.steps import Steps
+from redislock_fast._protocol.steps import Steps
 from redislock_fast._redlock.quorum import Quorum, Vote, Voting, insist, meet
 from redislock_fast._redlock.rounds import MajorityRound
 from redislock_fast._transport.loop.driver import drive

@@ -22,9 +22,9 @@ from typing import Any, Generic, TypeVar
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from redislock_fast._pipe.base import ConnectionBroken, Reply, is_unauthenticated
-from redislock_fast._procedures.steps import Do
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.queue import cleanup_requests
+from redislock_fast._protocol.steps import Do
 from redislock_fast._redlock.health import ServerHealth, health_of
 from redislock_fast._redlock.lease import MajorityEntry
 from redislock_fast._redlock.rounds import MajorityRound

@@ -12,7 +12,7 @@ from typing import Any
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
 from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempting, limit_s, lose, renewable, unheeded
-from redislock_fast._procedures.steps import Steps
+from redislock_fast._protocol.steps import Steps
 from redislock_fast._redlock.lease import MajorityEntry, MajorityLease
 from redislock_fast._redlock.quorum import asking
 from redislock_fast._redlock.rounds import ReacquireRound, TakenRound

@@ -22,7 +22,7 @@ from operator import attrgetter
 from typing import Any
 
 from redislock_fast._pipe.base import ConnectionBroken, Mailbox, NoReply
-from redislock_fast._procedures.steps import Steps
+from redislock_fast._protocol.steps import Steps
 from redislock_fast._redlock.health import health_of
 from redislock_fast._redlock.quorum import Quorum, Vote, Voting, insist, meet
 from redislock_fast._redlock.rounds import MajorityRound

@@ -21,9 +21,9 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.note import Note
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._procedures.loss import LeaseLoss, Verdict, asking_why, attempting, limit_s, renewable, unheeded
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import shown_held
 from redislock_fast._util.times import clock
 

@@ -11,9 +11,9 @@ from typing import Any
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.permits import ReadPermits, Resize
 from redislock_fast._protocol.report import Connections, Participant
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import LossReason, noted, shown
 
 __all__ = [

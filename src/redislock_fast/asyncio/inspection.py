@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from redislock_fast._procedures.reporting import reporting
 from redislock_fast._protocol.report import LockReport, Participant, ProcessDetails
+from redislock_fast._queue.reporting import reporting
 from redislock_fast._transport.loop.driver import drive, transport_of
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ from redislock_fast._procedures.prolonging import (
     to_prolong,
 )
 from redislock_fast._procedures.release import release_for_caller, release_lock, release_what
-from redislock_fast._procedures.steps import Steps
+from redislock_fast._protocol.steps import Steps
 from redislock_fast._renewal.loop import LoopRenewer, renewer_of
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of
 from redislock_fast._util.coroutines import coroutine_method, named, runs

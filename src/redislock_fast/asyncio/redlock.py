@@ -21,7 +21,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner, current_task
 from redislock_fast._procedures.lease import not_entered, say_why
-from redislock_fast._procedures.steps import Steps
+from redislock_fast._protocol.steps import Steps
 from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.loop import LoopQuorum
 from redislock_fast._redlock.renewal import renew

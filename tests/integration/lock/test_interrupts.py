@@ -52,8 +52,8 @@ FACADE = (
     "_procedures/prolonging.py",
     "_lease/note.py",
     "_lease/task_owner.py",
-    "_procedures/waiting.py",
-    "_procedures/waiters.py",
+    "_queue/waiting.py",
+    "_queue/waiters.py",
 )
 CHANNELS = (
     "_transport/retries.py",

@@ -22,8 +22,8 @@ from tests.support.transports import drive_by
 from tests.support.waiting import FAR_S, LATE, until_queued
 
 _REGISTRIES = (
-    "_procedures/waiters.py",
-    "_procedures/key_queue.py",
+    "_queue/waiters.py",
+    "_queue/key_queue.py",
     "_protocol/keys.py",
     "_protocol/claims.py",
     "_transport/base.py",

@@ -13,9 +13,9 @@ from redislock_fast._linger import procedures
 from redislock_fast._linger.procedures import Turn, acquire_in_memory, confirm_kept, listen_for_wanted, note_granted
 from redislock_fast._procedures.first_request import new_call
 from redislock_fast._procedures.on_options import acquire_lock
-from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire
+from redislock_fast._queue.waiters import WaiterRegistry
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import LISTENS, TokenSource
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, lease_of

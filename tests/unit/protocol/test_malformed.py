@@ -12,7 +12,6 @@ import hiredis
 import pytest
 
 from redislock_fast._pipe.base import ConnectionBroken, Malformed, Reply
-from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, ReadHolder, Release
 from redislock_fast._protocol.fenced import AcquireFenced, Fence
@@ -20,10 +19,11 @@ from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import ReleasePipeline
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue, Subscribe, Watch
 from redislock_fast._protocol.replicas import Replicate
+from redislock_fast._queue.waiters import WaiterRegistry
 from redislock_fast._util.tokens import TokenSource, new_token
 from tests.simulation.model import SERVERS
-from tests.unit.procedures.test_waiters import KEY, take
 from tests.unit.protocol.test_commands import capabilities_of
+from tests.unit.queue.test_waiters import KEY, take
 
 TOKEN = new_token()
 OK = b"OK"

@@ -18,7 +18,7 @@ import redislock_fast.asyncio
 from redislock_fast import LossReason
 from redislock_fast._lease.options import Options
 from redislock_fast._procedures.loss import LeaseLoss
-from redislock_fast._procedures.steps import Do, Steps
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._redlock.lease import MajorityLease, new_standing_of
 from redislock_fast._redlock.renewal import RedlockLease, renewing
 from redislock_fast._redlock.rounds import AcquireRound, MajorityRound, ReacquireRound, ReleaseRound, TakenRound

@@ -14,9 +14,9 @@ from redislock_fast import LossReason
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
 from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempting
-from redislock_fast._procedures.steps import Do
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import ReadHolder
+from redislock_fast._protocol.steps import Do
 from redislock_fast._renewal.schedule import Record, Schedule, late_entries, renewing
 from redislock_fast._util.times import clock
 

@@ -14,7 +14,7 @@ import pytest
 
 from redislock_fast._pipe.base import Forked
 from redislock_fast._procedures.call import CleanupEntries
-from redislock_fast._procedures.steps import Do, Steps
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._transport.loop import driver as loop_driver
 from redislock_fast._transport.threads import cluster as thread_cluster
 from redislock_fast._transport.threads import driver as thread_driver

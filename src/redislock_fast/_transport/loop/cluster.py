@@ -21,11 +21,11 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.base import Args, OnReply, Reply
 from redislock_fast._procedures.call import FirstRequest
-from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Operation, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._queue.waiters import Waiter
 from redislock_fast._transport.loop.connect import AsyncConnection
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.server import LoopServerTransport

@@ -13,8 +13,8 @@ from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as eve
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, is_unauthenticated
 from redislock_fast._pipe.loop_py import Pipe, new_pipe
-from redislock_fast._procedures.waiters import BROKEN, WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._queue.waiters import BROKEN, WaiterRegistry
 from redislock_fast._transport.greeting import begun, first_requests, leave_unnamed
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.threads.connect import connecting_error

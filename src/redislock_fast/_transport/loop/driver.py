@@ -16,7 +16,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast._pipe.loop_py import running_loop
-from redislock_fast._procedures.steps import Steps, name_lock
+from redislock_fast._protocol.steps import Steps, name_lock
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.kinds import Kind, changes_protocols, is_mock, kind_of, sends_by_itself
 from redislock_fast._transport.loop.client import LoopClientTransport, transport_of_pool

@@ -27,13 +27,13 @@ from redis.exceptions import (
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._pipe.loop_py import Pipe
 from redislock_fast._procedures.call import FirstRequest
-from redislock_fast._procedures.waiters import Waiter
 from redislock_fast._protocol.claims import Heard
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Exchange, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe
+from redislock_fast._queue.waiters import Waiter
 from redislock_fast._transport.base import MOST_LOSSES, ServerTransport
 from redislock_fast._transport.loop.cleanup import LoopCleanup
 from redislock_fast._transport.loop.connect import AsyncConnection, open_connection

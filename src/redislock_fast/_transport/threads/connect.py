@@ -18,8 +18,8 @@ from redis.retry import Retry
 from redislock_fast._pipe import threads_py
 from redislock_fast._pipe.base import SPIN_US, Args, ConnectionBroken, NoReply, Pipe, is_unauthenticated
 from redislock_fast._pipe.impl import compiled
-from redislock_fast._procedures.waiters import WaiterRegistry
 from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._queue.waiters import WaiterRegistry
 from redislock_fast._transport.greeting import begun, first_requests, leave_unnamed
 from redislock_fast._util.patching import is_patched
 from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._pipe.base import Forked
-from redislock_fast._procedures.steps import Steps, name_lock
+from redislock_fast._protocol.steps import Steps, name_lock
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.kinds import Kind, is_mock, kind_of, sends_by_itself
 from redislock_fast._transport.observer import Observed

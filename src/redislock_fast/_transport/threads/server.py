@@ -26,13 +26,13 @@ from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everyw
 
 from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Forked, NoReply, OnReply, Reply
 from redislock_fast._procedures.call import FirstRequest
-from redislock_fast._procedures.waiters import BROKEN, Waiter
 from redislock_fast._protocol.claims import Heard
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Exchange, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe, cleanup_requests
+from redislock_fast._queue.waiters import BROKEN, Waiter
 from redislock_fast._transport.base import MOST_LOSSES, ServerTransport
 from redislock_fast._transport.parts import BlockingEncoding, Encoding
 from redislock_fast._transport.pool_events import notice_closing

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from redislock_fast._lease.logs import is_logged, tell_of_wait
-from redislock_fast._procedures.steps import Do, Steps
 from redislock_fast._protocol.permits import ReadPermits
 from redislock_fast._protocol.report import Connections, Participant, ReadReport
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.times import Limit, wait_seconds
 
 __all__ = ["described", "log_waits", "naming_several", "reporting", "telling_of_wait"]

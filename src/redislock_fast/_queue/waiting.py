@@ -15,13 +15,13 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from redislock_fast._procedures.key_queue import CHECK, KeyQueue
-from redislock_fast._procedures.steps import ENTERED, Do, Steps
-from redislock_fast._procedures.waiters import BROKEN, RECKON, Grant, Waiter
 from redislock_fast._protocol.commands import Acquire, Reacquire
 from redislock_fast._protocol.fenced import AcquireFenced, RedeemFenced
 from redislock_fast._protocol.own_token import Redeem
 from redislock_fast._protocol.queue import MOVING, JoinQueue, LeaveQueue, Watch, join_request
+from redislock_fast._protocol.steps import ENTERED, Do, Steps
+from redislock_fast._queue.key_queue import CHECK, KeyQueue
+from redislock_fast._queue.waiters import BROKEN, RECKON, Grant, Waiter
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import is_held_with, is_permit, kind_of
 
@@ -61,7 +61,7 @@ def telling_if_long(key: bytes, limit: Limit, is_semaphore: bool = False) -> Ste
     """Log once that an acquire waits for a lock or a semaphore for long, and who holds it."""
     waited_s = limit.long_wait_s()
     if waited_s is not None:
-        from redislock_fast._procedures.reporting import telling_of_wait  # noqa: PLC0415  # few waits are long
+        from redislock_fast._queue.reporting import telling_of_wait  # noqa: PLC0415  # few waits are long
 
         yield from telling_of_wait(key, waited_s, limit.left_s(), is_semaphore)
 

@@ -33,7 +33,6 @@ import hiredis
 
 from redislock_fast._lease.owner import Owner
 from redislock_fast._pipe.base import Args, ConnectionBroken, Malformed, OnReply, Reply
-from redislock_fast._procedures.key_queue import CHECK, KeyQueue
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.queue import (
     AGAIN,
@@ -45,6 +44,7 @@ from redislock_fast._protocol.queue import (
     Subscriptions,
     join_answer,
 )
+from redislock_fast._queue.key_queue import CHECK, KeyQueue
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import CONTENDED_FLAG, PLAIN, TOKEN_BYTES, TokenSource, is_ours, kind_of
 

@@ -1,0 +1,1 @@
+"""Procedures driven step by step."""
