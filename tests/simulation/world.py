@@ -329,7 +329,7 @@ class ClientConnection:
             if self._world.tells:
                 self._world.tell(self._process.name, "hears", item)
             if self.registry is not None:
-                self.registry.hear(item)
+                self.registry.take_push(item)
             return
         call = self._calls.popleft()
         if not isinstance(call, Call):

@@ -249,7 +249,7 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
 
     def _hear_keys(self, limit_s: float) -> object:
         try:
-            return self.server.hear(self._mailbox, limit_s)
+            return self.server.wait_for_message(self._mailbox, limit_s)
         except Exception:  # a bug of ours must not end the watching
             logger.exception("The connection of keys that linger failed.")
             return BROKEN

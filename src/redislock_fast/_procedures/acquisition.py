@@ -280,20 +280,20 @@ def wait_in_queue(lock: LockBase, waiting: Waiting, call: Call) -> Steps:
     """
     owner, outcome = call.owner, None
     waiter: Any = None
-    heard: object = ENTERED
+    message: object = ENTERED
     try:
         waiter = yield Do("enter", waiting.key, waiting.token, waiting.limit_s())
         try:
             timeout_s = None if waiter is None else waiting.join(waiter)
             if timeout_s is not None:
-                heard = yield Do("next_message", waiter, timeout_s)
-                outcome = waiting.granted(waiter, heard)
+                message = yield Do("next_message", waiter, timeout_s)
+                outcome = waiting.granted(waiter, message)
                 if outcome is not None:
                     waiter.registry.leave(waiter)
         except BaseException as error:
-            heard, outcome = error, None
+            message, outcome = error, None
         if outcome is None:
-            outcome = yield from waiting.steps((waiter, heard))
+            outcome = yield from waiting.steps((waiter, message))
         if type(outcome) is Grant:
             outcome.note(owner, waiting.held_with, waiting.ttl_ms)
             owner.attempt = waiting.attempt or owner.attempt
@@ -302,7 +302,7 @@ def wait_in_queue(lock: LockBase, waiting: Waiting, call: Call) -> Steps:
         call.left += [(lock._key, token) for token in left_by_waiting(waiting, owner)]
         raise
     finally:
-        waiter = heard = None  # else an error would keep this frame, and this frame the error
+        waiter = message = None  # else an error would keep this frame, and this frame the error
 
 
 def ask_once(lock: LockBase, call: Call) -> Steps:

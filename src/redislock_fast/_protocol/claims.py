@@ -10,9 +10,9 @@ ended, so it belongs to the next claim.
 
 Thread safety: the fields of a claim are changed under its mutex, and `Claims.open` under that of the `Claims`, which is
 taken first. A signal handler or a finalizer of the same thread may enter both again. The thread or loop that reads the
-connection calls a `Heard`. It never waits for a mutex, since a signal handler of the thread that has it may wait for
-the reader: it first sets `_is_taken`, and then tries the claim's mutex. Who ends an acquire looks at `_is_taken` after
-it has released that mutex.
+connection calls a `ReplyTaker`. It never waits for a mutex, since a signal handler of the thread that has it may wait
+for the reader: it first sets `_is_taken`, and then tries the claim's mutex. Who ends an acquire looks at `_is_taken`
+after it has released that mutex.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, Reply
 
-__all__ = ["Claim", "Claims", "Heard", "has_taken"]
+__all__ = ["Claim", "Claims", "ReplyTaker", "has_taken"]
 
 
 def has_taken(request: Args, reply: Reply) -> bool:
@@ -138,7 +138,7 @@ class Claim:
                 self.mutex.release()
 
 
-class Heard:
+class ReplyTaker:
     """The callback for the reply to a request of such an acquire. It is made just before that request leaves.
 
     Args:

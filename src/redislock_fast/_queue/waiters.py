@@ -8,10 +8,10 @@ Leases: the server grants a lock to a waiter later than any moment at which it s
 So the lease of a grant counts from the last such moment (`since`) before the message came. A reply to one waiter about
 a lock is true for all waiters of the same key queue.
 
-Thread safety: `hear` runs in the thread or loop that reads the connection, for all its callers. Any thread may register
-and remove a waiter. There is no mutex: a signal handler may interrupt a thread at any line, and wait for a lock itself,
-for which the reader is needed. So each step is one atomic method of a dict or set, and another thread may go on after
-any of them.
+Thread safety: `take_push` runs in the thread or loop that reads the connection, for all its callers. Any thread may
+register and remove a waiter. There is no mutex: a signal handler may interrupt a thread at any line, and wait for a
+lock itself, for which the reader is needed. So each step is one atomic method of a dict or set, and another thread may
+go on after any of them.
 
 - `WaiterRegistry._by_token` alone decides which waiter gets a message.
 - A `KeyQueue` is shared by the waiters of one lock that come while others are there. One that comes just as the last
@@ -422,7 +422,7 @@ class WaiterRegistry(Subscriptions):
         if waiter.waited_s is not None:
             self._waits[key] = waiter.waited_s
 
-    def hear(self, push: list[Reply]) -> None:
+    def take_push(self, push: list[Reply]) -> None:
         """Take a push from the server, and give the message in it to the waiters that it is for.
 
         Raises:
@@ -446,7 +446,7 @@ class WaiterRegistry(Subscriptions):
             keys: Any = push[-1]
             if len(push) != 2 or not (keys is None or type(keys) is list):
                 raise Malformed(push)
-            self._hear_of_change(keys)
+            self._take_change(keys)
         elif kind == b"sunsubscribe":  # the slot has moved
             channel: Any = push[1] if len(push) == 3 else None
             if type(channel) is not bytes:
@@ -456,7 +456,7 @@ class WaiterRegistry(Subscriptions):
         elif type(kind) is not bytes:
             raise Malformed(push)
 
-    def _hear_of_change(self, keys: list[Any] | None) -> None:
+    def _take_change(self, keys: list[Any] | None) -> None:
         """Tell the waiters that keys have changed; None: all keys are gone, and all waiters must join again."""
         changed = [waiter.key_queue for waiter in self._waiters() if keys is None or waiter.key in keys]
         for key_queue in changed:

@@ -181,11 +181,11 @@ class Waiting:
         while True:
             if begun is None:
                 begun = (yield Do("enter", self.key, self.token, self.limit_s())), ENTERED
-            (waiter, heard), begun = begun, None
+            (waiter, message), begun = begun, None
             if waiter is None:
                 return POLL
             try:
-                outcome = yield from self._joining(waiter, heard)
+                outcome = yield from self._joining(waiter, message)
                 outcome = yield from self._falling_back(waiter, outcome)
                 if outcome is not BROKEN:
                     return outcome
@@ -197,7 +197,7 @@ class Waiting:
             finally:
                 self._limit.refused = self._limit.refused or waiter.refused
                 waiter.registry.leave(waiter)
-                heard = None  # else an error would keep this frame, and this frame the error
+                message = None  # else an error would keep this frame, and this frame the error
 
     def limit_s(self) -> float | None:
         """How long to wait at most from now on, in seconds; below 0 when the time is up."""
@@ -219,20 +219,20 @@ class Waiting:
 
     # ---- in the queue ----
 
-    def _joining(self, waiter: Waiter, heard: object) -> Steps:
-        if isinstance(heard, BaseException):
+    def _joining(self, waiter: Waiter, message: object) -> Steps:
+        if isinstance(message, BaseException):
             try:
-                raise heard
+                raise message
             finally:
-                del heard  # else an error would keep this frame, and this frame the error
+                del message  # else an error would keep this frame, and this frame the error
         if waiter.channel is None:
             return _DENIED
-        if heard is ENTERED:
+        if message is ENTERED:
             timeout_s = self.join(waiter)
             if timeout_s is None:
                 return (yield from self._queueing(waiter, None))
-            heard = yield Do("next_message", waiter, timeout_s)
-        outcome = yield from self._listening(waiter, heard)
+            message = yield Do("next_message", waiter, timeout_s)
+        outcome = yield from self._listening(waiter, message)
         if outcome is not _CHECK and outcome is not _DUE:
             return outcome
         return (yield from self._queueing(waiter, waiter.oldest() if outcome is _DUE else None))

@@ -157,7 +157,7 @@ def _post(server: ThreadServerTransport, vote: Vote, connect_s: float, ends_at: 
 
 def _read(server: ThreadServerTransport, connection: Connection) -> None:
     """Read what has come, also the end of the stream, without waiting."""
-    server.hear(connection.pipe.mailbox(), 0.0)
+    server.wait_for_message(connection.pipe.mailbox(), 0.0)
     if health_of(server).owed:  # else it is silent because it was asked for nothing
         server.leave_if_silent(connection)
 

@@ -148,7 +148,7 @@ def registry() -> WaiterRegistry:
 def test_push_that_no_server_sends_is_a_protocol_error(push: list[Reply], registry: WaiterRegistry) -> None:
     take(registry)
     with pytest.raises(hiredis.ProtocolError):
-        registry.hear(push)
+        registry.take_push(push)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_push_that_no_server_sends_is_a_protocol_error(push: list[Reply], regist
 )  # fmt: skip
 def test_other_pushes_are_heard(push: list[Reply], registry: WaiterRegistry) -> None:
     take(registry)
-    registry.hear(push)
+    registry.take_push(push)
 
 
 @pytest.mark.parametrize("reply", [reply for reply in ANYTHING if type(reply) is not list], ids=repr)

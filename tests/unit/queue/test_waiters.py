@@ -291,7 +291,7 @@ def test_change_of_keys_wakes_the_waiters_of_these_keys(
     for key in (KEY, b"other"):
         mailbox: Any = take(registry, key=key).mailbox
         mailbox.tell = lambda message, key=key: told.append((key, message))
-    registry.hear([b"invalidate", keys])  # type: ignore[list-item]  # as hiredis gives it
+    registry.take_push([b"invalidate", keys])  # type: ignore[list-item]  # as hiredis gives it
     assert told == [(key, CHECK) for key in expected]
 
 

@@ -18,7 +18,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast._pipe.base import Args, Bulk, OnReply, Reply
-from redislock_fast._protocol.claims import Heard
+from redislock_fast._protocol.claims import ReplyTaker
 from redislock_fast._protocol.operation import Exchange, Operation
 from redislock_fast._transport.client import (
     NO_WAITING,
@@ -154,9 +154,9 @@ class LoopClientTransport(LoopServerTransport):
 
     async def _call_heard(self, connection: Any, operation: Exchange, request: Args, timeout_s: float) -> Reply:
         """`LoopServerTransport._call_heard`; no reply comes later."""
-        heard = Heard(operation, request, _nothing)
-        heard(await connection.pipe.call(request, timeout_s))
-        return heard.reply
+        taker = ReplyTaker(operation, request, _nothing)
+        taker(await connection.pipe.call(request, timeout_s))
+        return taker.reply
 
     async def execute_dedicated(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:  # noqa: ARG002  # all
         """Refuse; see `NO_WAITING`.

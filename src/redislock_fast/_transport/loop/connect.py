@@ -60,7 +60,7 @@ class AsyncConnection:
         pipe.closed.add_done_callback(partial(_tell_all, self.callers))
         if capabilities.push:
             self.registry = registry = WaiterRegistry(capabilities, tokens)
-            pipe.on_push = registry.hear
+            pipe.on_push = registry.take_push
             pipe.closed.add_done_callback(lambda _: registry.tell_all(BROKEN))
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from redis.exceptions import (
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._pipe.loop_py import Pipe
 from redislock_fast._procedures.call import FirstRequest
-from redislock_fast._protocol.claims import Heard
+from redislock_fast._protocol.claims import ReplyTaker
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Exchange, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
@@ -260,21 +260,21 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
         callers, listener = connection.callers, connection.pipe.listener()
         tell = partial(connection.pipe.tell, listener)
-        heard = Heard(operation, request, tell)
-        connection.pipe.post(request, heard)
+        taker = ReplyTaker(operation, request, tell)
+        connection.pipe.post(request, taker)
         del connection  # an error keeps this frame
         callers.add(tell)
         timer = None if timeout_s < 0 else self.loop.call_later(timeout_s, tell, None)
         try:
             told = await listener
         finally:
-            heard.tell = None
+            taker.tell = None
             callers.discard(tell)
             if timer is not None:
                 timer.cancel()
             del tell, listener, timer
-        if told is heard:
-            return heard.reply
+        if told is taker:
+            return taker.reply
         raise NoReply("no reply in time") if told is None else ConnectionBroken(True, "the connection broke")
 
     async def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:

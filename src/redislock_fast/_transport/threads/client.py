@@ -13,7 +13,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, OnReply, Reply
-from redislock_fast._protocol.claims import Heard
+from redislock_fast._protocol.claims import ReplyTaker
 from redislock_fast._protocol.operation import Exchange, Operation
 from redislock_fast._transport.client import (
     NO_WAITING,
@@ -128,9 +128,9 @@ class ThreadClientTransport(ThreadServerTransport):
 
     def call_heard(self, connection: Any, operation: Exchange, request: Args, timeout_s: float) -> Reply:
         """`ThreadServerTransport.call_heard`; no reply comes later."""
-        heard = Heard(operation, request, _nothing)
-        heard(connection.pipe.call(request, timeout_s))
-        return heard.reply
+        taker = ReplyTaker(operation, request, _nothing)
+        taker(connection.pipe.call(request, timeout_s))
+        return taker.reply
 
     def execute_dedicated(self, operation: Operation, limit_s: float | None, slow_s: float) -> None:  # noqa: ARG002  # all
         """Refuse; see `NO_WAITING`.

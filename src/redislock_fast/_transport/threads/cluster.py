@@ -96,7 +96,8 @@ class _Node(ThreadServerTransport):
         if connection is None:
             return
         mailbox = connection.pipe.mailbox()
-        if connection.pipe.silence_s > _STALE_AFTER_S and self.hear(mailbox, 0.0) is BROKEN:  # closed while idle
+        is_stale = connection.pipe.silence_s > _STALE_AFTER_S
+        if is_stale and self.wait_for_message(mailbox, 0.0) is BROKEN:  # closed while idle
             return
         thread = threading.get_ident()
         self.inside.add(thread)
@@ -114,7 +115,7 @@ class _Node(ThreadServerTransport):
         operation = node_request.operation
         attempts = self._attempts(node_request.route.left_s())
         try:
-            replies: Any = self.hear(mailbox, attempts.timeout_s(clock()))
+            replies: Any = self.wait_for_message(mailbox, attempts.timeout_s(clock()))
             if replies is None:
                 raise NoReply("no reply in time")
             if replies is BROKEN:

@@ -64,7 +64,7 @@ class Connection:
         self.registry = None
         if capabilities.push:
             self.registry = WaiterRegistry(capabilities, tokens)
-            pipe.on_push = self.registry.hear
+            pipe.on_push = self.registry.take_push
 
     def close(self) -> None:
         """Break the pipe. Each caller that still waits gets an error."""

@@ -26,7 +26,7 @@ from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everyw
 
 from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Forked, NoReply, OnReply, Reply
 from redislock_fast._procedures.call import FirstRequest
-from redislock_fast._protocol.claims import Heard
+from redislock_fast._protocol.claims import ReplyTaker
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.operation import Exchange, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
@@ -178,8 +178,8 @@ class ThreadServerTransport(ServerTransport[Connection]):
     def call_heard(self, connection: Connection, operation: Exchange, request: Args, timeout_s: float) -> Reply:
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
         mailbox = connection.pipe.mailbox()
-        heard = Heard(operation, request, mailbox.tell)
-        connection.pipe.post(request, heard)
+        taker = ReplyTaker(operation, request, mailbox.tell)
+        connection.pipe.post(request, taker)
         try:
             mailbox.wait(timeout_s, soon=True)
         except ConnectionBroken as error:
@@ -190,8 +190,8 @@ class ThreadServerTransport(ServerTransport[Connection]):
             self.cleanup.expect_reply_on(connection)
             raise
         finally:
-            heard.tell = None
-        return heard.reply
+            taker.tell = None
+        return taker.reply
 
     def waiter(self, key: bytes, token: bytes) -> Waiter | None:
         """A waiter, where none of its steps needs a request; None where `enter` must be called."""
@@ -254,7 +254,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
                 for request in cleanup_requests(connection.capabilities, entries):
                     self.post(connection, request)
 
-    def hear(self, mailbox: Any, timeout_s: float) -> object:
+    def wait_for_message(self, mailbox: Any, timeout_s: float) -> object:
         """Wait for the next message in a mailbox of the connection, as any caller waits for a reply.
 
         Returns:
@@ -274,8 +274,8 @@ class ThreadServerTransport(ServerTransport[Connection]):
                 self.inside.discard(thread)
 
     def next_message(self, waiter: Waiter, timeout_s: float) -> object:
-        """Wait for the next message for a waiter; see `hear`."""
-        return self.hear(waiter.mailbox, timeout_s)
+        """Wait for the next message for a waiter; see `wait_for_message`."""
+        return self.wait_for_message(waiter.mailbox, timeout_s)
 
     @property
     def is_entered(self) -> bool:
