@@ -144,7 +144,11 @@ def test_permits_are_profiled(callers: Callers, valkey: Server, client: redis.Re
 
 @pytest.mark.usefixtures("world")
 def test_redlocks_are_profiled(world: World, servers: Servers) -> None:
-    clients = [world.connect(servers.get("valkey", number).port) for number in range(3)]
+    ports = [servers.get("valkey", number).port for number in range(3)]
+    for port in ports:
+        with redis.Redis(port=port) as client:
+            client.flushall()
+    clients = [world.connect(port) for port in ports]
     with redislock_fast.profile() as report, world.redlock(clients, timeout=60):
         pass
     assert counts(report) == {"name": (1, 0, 0)}
