@@ -29,6 +29,7 @@ RULES = [
     (r" *loop = asyncio\.get_running_loop\(\)\n", ""),
     (r" *@(?:coroutine_method|runs\(.*\))\n", ""),
     (r"named\((.+), \".+\"\)", r"\1"),
+    (r"return (latest\.release\(\))", r"\1"),
     (r"await awaited\(((?:\w+\.)*\w+(?:\(\w+\))?)\)", r"\1"),
     (r"Acquiring\((.+)\)\n", r"\1\n"),
     (r" *say_why\(self, exc_value\)\n", ""),

@@ -398,7 +398,8 @@ class Semaphore:
         permits = self._callers.mine()
         if not permits:
             raise no_permit(self.name, "thread")
-        permits[-1].release()
+        latest: Permit = permits[-1]
+        latest.release()
 
     def attach(self, handle: Handle) -> Permit:
         """Hold a permit that was detached, here or in another process. Sends nothing.

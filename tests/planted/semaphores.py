@@ -91,8 +91,8 @@ FAULTS = (
     Fault(
         "permits of a task that has ended are kept",
         "_semaphore/callers.py",
-        "Permits] = weakref.WeakKeyDictionary()",
-        "Permits] = {}",
+        "lambda gone: of_tasks.pop(gone, None)",
+        "lambda _: None",
         _TESTS + "test_dropped.py::test_the_permit_of_a_thread_or_task_that_has_ended_is_released[asyncio-True]",
     ),
     Fault(

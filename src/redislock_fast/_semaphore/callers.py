@@ -108,7 +108,7 @@ class TaskCallers(Callers):
     def __init__(self) -> None:
         self.open = {}
         self._generation = fork.generation()
-        self._of_tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], Permits] = weakref.WeakKeyDictionary()
+        self._of_tasks: dict[weakref.ref[asyncio.Task[Any]], Permits] = {}
         self._outside = Permits()
 
     def mine(self) -> Permits:
@@ -118,7 +118,8 @@ class TaskCallers(Callers):
         task = current_task()
         if task is None:
             return self._outside
-        permits = self._of_tasks.get(task)
+        of_tasks = self._of_tasks  # a WeakKeyDictionary would take five times as long
+        permits = of_tasks.get(weakref.ref(task))
         if permits is None:
-            permits = self._of_tasks[task] = Permits()
+            permits = of_tasks[weakref.ref(task, lambda gone: of_tasks.pop(gone, None))] = Permits()
         return permits

@@ -395,7 +395,8 @@ class Semaphore:
         permit._enter(lock)  # noqa: SLF001  # of this very module
         return permit
 
-    async def release(self) -> None:
+    @coroutine_method
+    def release(self) -> Coroutine[Any, Any, None]:
         """Release the permit that this task has acquired last. Sends and raises what `Permit.release` does.
 
         Raises:
@@ -404,7 +405,8 @@ class Semaphore:
         permits = self._callers.mine()
         if not permits:
             raise no_permit(self.name, "task")
-        await permits[-1].release()
+        latest: Permit = permits[-1]
+        return latest.release()
 
     def attach(self, handle: Handle) -> Permit:
         """Hold a permit that was detached, here or in another process. Sends nothing.
