@@ -124,7 +124,7 @@ class _ReleasesAnybodysLock(Model):
 # ---- faults of the machines ----
 
 
-def _hear_for_anybody(self: WaiterRegistry, push: list[Reply]) -> None:
+def _take_for_anybody(self: WaiterRegistry, push: list[Reply]) -> None:
     """Each waiter takes a grant for its own."""
     for key_queue in self._key_queues.values():
         for waiter in list(key_queue.waiters.values()):
@@ -214,7 +214,7 @@ def test_stories_of_callers_that_share_a_token_find_a_planted_fault() -> None:
 @pytest.mark.parametrize(
     ("machine", "method", "broken", "kind", "violation"),
     [
-        (WaiterRegistry, "hear", _hear_for_anybody, "calm", "it never had|later than it was granted"),
+        (WaiterRegistry, "take_push", _take_for_anybody, "calm", "it never had|later than it was granted"),
         (Waiting, "granted", _take_and_count_from_now, "calm", "believes"),
         (Waiting, "_if_fresh", _take_as_it_is, "rough", "not been renewed"),
         (Waiting, "granted", _take_whatever_comes, "rough", "not been renewed"),

@@ -97,7 +97,7 @@ async def test_cancelled_releases_of_a_long_lived_lock_leave_nothing(exposed: Ex
         assert exposed.held == 0
     del releasing  # its error keeps frames of the release
     assert ROUNDS == exposed.value("hold_duration_seconds_count")
-    assert before == len(alive("Lease", "RedlockLease"))
+    assert before >= len(alive("Lease", "RedlockLease"))  # one of an earlier test may end meanwhile
     assert 20 > len([one for one in alive("_TaskOwner") if one.token is not None])
     assert await asyncio.wait_for(lock.acquire(), PATIENCE_S) is True
     assert exposed.held == 1
@@ -114,7 +114,7 @@ async def test_cancels_at_any_moment_leave_nothing_counted(exposed: Exposed, mak
     assert await asyncio.wait_for(lock.acquire(), PATIENCE_S) is True
     await lock.release()
     assert (exposed.held, exposed.value("waiting")) == (0, 0)
-    assert before == len(alive("Lease", "RedlockLease"))
+    assert before >= len(alive("Lease", "RedlockLease"))  # one of an earlier test may end meanwhile
 
 
 @in_loop

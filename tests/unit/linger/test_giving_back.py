@@ -102,7 +102,7 @@ class _OfThreads(_Server):
         server: Any = self
         self.lingering = kind(server)
 
-    def hear(self, mailbox: Any, timeout_s: float) -> object:
+    def wait_for_message(self, mailbox: Any, timeout_s: float) -> object:
         return None
 
     def look(self) -> None:
