@@ -28,7 +28,7 @@ USES_A_PIPE := tests/compat tests/integration $(addprefix --ignore=tests/integra
 ON_CORE := REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest -q
 ON_TWIN := REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
 
-.PHONY: help bench test test-all test-versions test-free-threaded compat simulate planted torture torture-short \
+.PHONY: help bench test test-all test-versions test-free-threaded compat simulate model planted torture torture-short \
 	coverage sanitize fuzz docs docs-links lint format wheel clean
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make test-free-threaded the same on CPython without the GIL, which it finds, downloads or builds; half an hour"
 	@echo "make compat       other projects' tests of their locks, on redis-py's and on ours; network; ten minutes"
 	@echo "make simulate     100,000 stories of waiters and of holders, 50,000 of keys that linger (make test-all: 4,200)"
+	@echo "make model        every state of the model of semaphores, and its planted faults; three minutes, 2 GB"
 	@echo "make planted      plants each fault of tests/planted in a copy, and shows the test that finds it; five minutes"
 	@echo "make torture      histories of many processes under faults, each checked; twenty minutes (torture-short: two)"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
@@ -86,7 +87,11 @@ simulate: $(VENV)/installed
 	$(BIN)/python -m tests.simulation.waiting --seeds 100000 --jobs 2
 	$(BIN)/python -m tests.simulation.holding --seeds 100000 --jobs 2
 	$(BIN)/python -m tests.simulation.lingering --seeds 50000 --jobs 2
+	$(BIN)/python -m tests.simulation.semaphores --seeds 20000 --jobs 2
 	SCHEDULES_ONE_IN=1 $(ON_CORE) --all tests/unit/linger/test_key_cache_schedules.py
+
+model: $(VENV)/installed
+	WHOLE_MODEL=1 $(BIN)/python -m pytest -q --all tests/model
 
 planted: $(VENV)/installed
 	$(BIN)/python -m tests.planted

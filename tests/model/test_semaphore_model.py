@@ -1,10 +1,12 @@
 """The rules of semaphores, checked by Spin in every state of a model, and faults of the model that it must find.
 
-`semaphore.pml` says what is modelled, and how to run it by hand.
+`semaphore.pml` says what is modelled, and how to run it by hand. `make model` runs all; other runs of the tests leave
+out what takes longer than ten seconds.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +18,8 @@ MODEL = Path(__file__).with_name("semaphore.pml")
 
 PROMPT = "-DPROMPT"
 """What is under way arrives before time passes: three processes, and waiters must get what is free."""
+
+_LONG = pytest.mark.skipif("WHOLE_MODEL" not in os.environ, reason="`make model` runs it")
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,7 +40,9 @@ def checked(folder: Path, *definitions: str) -> tuple[str, bool]:
     return found[0] if found else done.stdout + done.stderr, is_whole
 
 
-@pytest.mark.parametrize("definitions", [[PROMPT], []], ids=["prompt", "any-time"])
+@pytest.mark.parametrize(
+    "definitions", [pytest.param([PROMPT], marks=_LONG, id="prompt"), pytest.param([], id="any-time")]
+)
 def test_model_keeps_its_rules_in_every_state(definitions: list[str], tmp_path: Path) -> None:
     assert checked(tmp_path, *definitions) == ("errors: 0", True)
 
@@ -44,9 +50,9 @@ def test_model_keeps_its_rules_in_every_state(definitions: list[str], tmp_path: 
 @pytest.mark.parametrize(
     ("fault", "form"),
     [
-        ("CALLERS_TTL", [PROMPT]),
-        ("CLIENT_CLOCK", [PROMPT]),
-        ("COUNTER", [PROMPT]),
+        pytest.param("CALLERS_TTL", [PROMPT], marks=_LONG),
+        pytest.param("CLIENT_CLOCK", [PROMPT], marks=_LONG),
+        pytest.param("COUNTER", [PROMPT], marks=_LONG),
         ("SHORTENED_KEY_TTL", [PROMPT]),
         ("NO_LISTENER", [PROMPT]),
         ("NO_HAND_OVER", [PROMPT]),
