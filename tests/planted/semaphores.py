@@ -126,8 +126,8 @@ FAULTS = (
     Fault(
         "permit is not released while its keys move",
         "_protocol/permits.py",
-        '(b"ZREM", self.key, self.token) if self._is_moving else self.queue_script(RELEASE)',
-        "self.queue_script(RELEASE)",
+        '(b"ZREM", self.key, self.token) if self._is_moving else self.queue_script(RELEASE_PERMIT)',
+        "self.queue_script(RELEASE_PERMIT)",
         "tests/unit/protocol/test_permits.py::test_while_the_keys_move_nothing_can_be_had_and_a_permit_is_removed",
     ),
 )

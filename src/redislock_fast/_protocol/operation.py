@@ -208,7 +208,7 @@ class TokenOperation:
     def queue_script(self, script: Script, *args: bytes | int) -> Args:
         keys: tuple[bytes, ...] = queue_keys(self.key)
         if is_permit(self.token):
-            script, keys = FOR_PERMITS[script.sha], permit_keys(self.key)
+            script, keys = FOR_PERMITS.get(script.sha, script), permit_keys(self.key)
         name, body = (b"EVAL", script.text) if self.with_text else (b"EVALSHA", script.sha)
         return (name, body, 1 + len(keys), self.key, *keys, self.token, *args)
 

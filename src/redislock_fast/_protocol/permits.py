@@ -19,7 +19,7 @@ from redislock_fast._protocol.keys import permit_keys
 from redislock_fast._protocol.operation import Refused, TokenOperation
 from redislock_fast._protocol.queue import MOVING
 from redislock_fast._protocol.report import MOST_WAITERS, pairs
-from redislock_fast._protocol.scripts import ACQUIRE_PERMIT, RELEASE, RELEASE_PERMIT, RESIZE
+from redislock_fast._protocol.scripts import ACQUIRE_PERMIT, RELEASE_PERMIT, RESIZE
 from redislock_fast._util.errors import shown
 
 __all__ = ["AcquirePermit", "ReadPermits", "ReleasePermit", "Resize", "acquire_permit"]
@@ -40,7 +40,8 @@ def _request(sha: bytes, key: bytes, *args: bytes | int) -> Args:
 class AcquirePermit(Acquire):
     """Take a permit if one is free and nobody waits for it.
 
-    Idempotent: a token that has a permit keeps it. Its end is set anew, so the lease counts from the first request.
+    Idempotent: a token that has a permit keeps it, and its end never moves back. So the lease counts from the first
+    request.
 
     Attributes:
         limit: how many may hold, unless an operator has set that; see `acquire_permit`.
@@ -55,13 +56,7 @@ class AcquirePermit(Acquire):
     def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
         if not self.sent_at:
             self.sent_at = now
-        if self.with_text:
-            return (b"EVAL", ACQUIRE_PERMIT.text, *self._rest)
-        return (b"EVALSHA", ACQUIRE_PERMIT.sha, *self._rest)
-
-    @property
-    def _rest(self) -> Args:
-        return (4, self.key, *permit_keys(self.key), self.token, self.ttl_ms or 0, self.limit)
+        return self.queue_script(ACQUIRE_PERMIT, self.ttl_ms or 0, self.limit)
 
     def plain_replies(self) -> tuple[Reply, type | None]:
         return 1, int
@@ -145,7 +140,7 @@ class ReleasePermit(TokenOperation):
     def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
         if not self.unsettled:
             self.valid = self.expires_at is None or now < self.expires_at
-        return (b"ZREM", self.key, self.token) if self._is_moving else self.queue_script(RELEASE)
+        return (b"ZREM", self.key, self.token) if self._is_moving else self.queue_script(RELEASE_PERMIT)
 
     @property
     def may_be_done(self) -> bool:
