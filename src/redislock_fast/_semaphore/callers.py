@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from abc import abstractmethod
 from typing import Any
 
 from redislock_fast._lease import owner
@@ -52,9 +53,9 @@ class Callers:
 
     open: dict[Any, None]
 
+    @abstractmethod
     def mine(self) -> Permits:
         """The calling thread's or task's. A forked child has none of its parent's."""
-        raise NotImplementedError
 
     def enter(self, permit: Any) -> None:
         """Note that the caller has entered a block."""
@@ -106,6 +107,9 @@ class TaskCallers(Callers):
     """The permits of each task. All callers outside of tasks share one entry."""
 
     def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self.open = {}
         self._generation = fork.generation()
         self._of_tasks: dict[weakref.ref[asyncio.Task[Any]], Permits] = {}
@@ -114,7 +118,7 @@ class TaskCallers(Callers):
     def mine(self) -> Permits:
         """The calling task's. A forked child has none of its parent's."""
         if self._generation != fork.generation():
-            self.__init__()  # type: ignore[misc]  # it begins anew
+            self._forget()
         task = current_task()
         if task is None:
             return self._outside
