@@ -19,7 +19,7 @@ import redis
 from redislock_fast._pipe.base import NOT_ASKED, ConnectionBroken, NoReply, Pipe, Reply
 from redislock_fast._pipe.resp_py import encode
 from redislock_fast.server import Server
-from tests.support.helpers import on_signal, signal_main
+from tests.support.helpers import on_signal, run_script, signal_main
 from tests.support.pipes import FOREVER, PUSH, Peer
 
 
@@ -354,3 +354,24 @@ def test_pipe_is_closed_as_idle_while_nobody_uses_it(pair: tuple[Pipe, Peer], th
     with pytest.raises(ConnectionBroken) as broken:
         pipe.call((b"ECHO", b"late"), FOREVER)
     assert broken.value.sent is False
+
+
+WAKE_AT_ONCE = """
+import eventlet
+eventlet.monkey_patch()
+import socket
+from redislock_fast._pipe.queues_py import Bell
+
+ours, peers = socket.socketpair()
+peers.send(b"reply")
+bell, event = Bell(), eventlet.event.Event()
+bell.ring()
+bell.wait(ours, True, 10)  # the socket has a reply and room, and the bell has rung
+eventlet.spawn_after(0.2, event.send, "sent")
+print(event.wait())
+"""
+
+
+def test_greenlet_that_several_sockets_wake_is_woken_once() -> None:
+    finished = run_script(WAKE_AT_ONCE)
+    assert (finished.stdout, finished.returncode) == ("sent\n", 0)

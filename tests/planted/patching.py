@@ -53,4 +53,11 @@ FAULTS = (
         "next_at() is not None:\n            pass\n",
         f"{_TESTS}lock_that_is_held_across_the_patch_is_renewed",
     ),
+    Fault(
+        "greenlet of eventlet is woken again after a wait for several sockets",
+        "_pipe/queues_py.py",
+        "                time.sleep(0)\n",
+        "                pass\n",
+        "tests/pipe/test_threads.py::test_greenlet_that_several_sockets_wake_is_woken_once",
+    ),
 )

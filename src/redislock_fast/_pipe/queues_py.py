@@ -198,7 +198,10 @@ class Bell:
             poller.register(self._heard, select.POLLIN)
             has_rung = self._heard.fileno() in dict(poller.poll(left_s * 1000 + 1))
         else:
-            has_rung = self._heard in select.select([sock, self._heard], [sock] if wants_room else [], [], left_s)[0]
+            readers, writers = [sock, self._heard], [sock] if wants_room else []
+            has_rung = self._heard in select.select(readers, writers, [], left_s)[0]
+            for _ in readers[1:] + writers:  # eventlet wakes the greenlet once more for each that was ready, too
+                time.sleep(0)
         if has_rung:
             with contextlib.suppress(*_WOULD_BLOCK):
                 self._heard.recv(64)
