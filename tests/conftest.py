@@ -51,6 +51,7 @@ from tests.support.proxy import Proxy
 from tests.support.running import runs  # noqa: F401  # as above
 from tests.support.selection import (  # noqa: F401  # pytest finds hooks by name
     pytest_addoption,
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
 )

@@ -73,6 +73,7 @@ def made(bench: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> Callable
     return made
 
 
+@pytest.mark.slow
 def test_page_has_all_plots_and_figures_and_needs_nothing_else(made: Callable[[Path], str], tmp_path: Path) -> None:
     page = made(tmp_path / "report.html")
     assert "<code>python -m bench contention --html report.html</code>" in page
@@ -85,6 +86,7 @@ def test_page_has_all_plots_and_figures_and_needs_nothing_else(made: Callable[[P
     assert [name for name in NAMES if page.count(f"<td>{name}</td>") != 2 * len(WORKLOADS)] == []
 
 
+@pytest.mark.slow
 def test_page_on_the_site_has_a_way_back(made: Callable[[Path], str], tmp_path: Path) -> None:
     folder = tmp_path / "_extra"
     folder.mkdir()

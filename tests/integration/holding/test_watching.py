@@ -121,6 +121,7 @@ def test_metrics_are_not_told_of_what_was_not_acquired(holders: Holders, valkey:
     assert watcher.acquired == []
 
 
+@pytest.mark.slow
 def test_metrics_are_told_of_failures(holders: Holders, valkey: Server, connect: Connect) -> None:
     connect(valkey.port).set("name", "another's")
     watcher = FailureWatcher()
