@@ -202,6 +202,11 @@ class Permit:
         if permits is not None:
             permits.append(self)
 
+    def _drop(self) -> None:
+        """Have the permit be released in the background, since nobody will do it."""
+        clean_up(self._lock)
+        self._leave()
+
     def _released(self, verb: str) -> LockError:
         text = f"Cannot {verb} a permit of the semaphore {shown(self.name)} that was released"
         return LockError(text, lock_name=self.name)
@@ -229,16 +234,15 @@ class Permit:
         Raises:
             LockLostError: the permit was lost.
         """
-        if not self._lock:
-            return
         try:
-            self.release()
+            if self._lock:
+                self.release()
         except LockError:
             if exc_type is None:
                 raise
             logger.warning("A permit was no longer held when exiting context manager: %s", shown(self.name))
         except BaseException as error:
-            clean_up(self._lock)  # since nobody will call it again
+            self._drop()
             if exc_type is None or not isinstance(error, Exception):
                 raise
             logger.warning("A permit of %s could not be released: %r", shown(self.name), error)
@@ -383,11 +387,16 @@ class Semaphore:
     def _acquire(
         self, permit: Permit, lock: _PermitLock, blocking: bool | None, blocking_timeout: float | None
     ) -> Permit | None:
-        if not lock.acquire(blocking=blocking, blocking_timeout=blocking_timeout):
-            self._free.append(lock)
-            return None
-        permit._enter(lock)  # noqa: SLF001  # of this very module
-        return permit
+        try:
+            if not lock.acquire(blocking=blocking, blocking_timeout=blocking_timeout):
+                self._free.append(lock)
+                return None
+            permit._enter(lock)  # noqa: SLF001  # of this very module
+            return permit  # noqa: TRY300  # as soon as nothing can interrupt any more
+        except BaseException:  # an interrupt may come once it was granted
+            permit._lock[:] = [lock]  # noqa: SLF001  # as above
+            permit._drop()  # noqa: SLF001  # as above
+            raise
 
     def release(self) -> None:
         """Release the permit that this thread has acquired last. Sends and raises what `Permit.release` does.
@@ -399,6 +408,8 @@ class Semaphore:
         if not permits:
             raise no_permit(self.name, "thread")
         latest: Permit = permits[-1]
+        if not latest._lock:  # noqa: SLF001  # of this very module
+            latest = next((permit for permit in reversed(permits) if permit._lock), latest)  # noqa: SLF001  # as above
         latest.release()
 
     def attach(self, handle: Handle) -> Permit:
@@ -458,11 +469,18 @@ class Semaphore:
         Raises:
             redis.exceptions.LockError: none was granted in time; and what `acquire` raises.
         """
-        permit = self.acquire()
-        if permit is None:
-            raise not_granted(self.name)
-        self._callers.enter(permit)
-        return permit
+        permit: Permit | None = None
+        try:
+            permit = self.acquire()
+            if permit is None:
+                raise not_granted(self.name)
+            self._callers.enter(permit)
+            return permit  # noqa: TRY300  # as above
+        except BaseException:
+            if permit is not None:  # an interrupt: nobody will leave the block
+                self._callers.open.pop(permit, None)
+                permit._drop()  # noqa: SLF001  # of this very module
+            raise
 
     def __exit__(
         self,
@@ -479,10 +497,16 @@ class Semaphore:
             LockLostError: the permit was lost.
             redis.exceptions.LockError: no block is open.
         """
-        permit: Permit | None = self._callers.leave()
-        if permit is None:
-            raise no_permit(self.name, "thread")
-        permit.__exit__(exc_type, exc_value, traceback)
+        permit: Permit | None = None
+        try:
+            permit = self._callers.leave()
+            if permit is None:
+                raise no_permit(self.name, "thread")
+            permit.__exit__(exc_type, exc_value, traceback)
+        except BaseException:
+            if permit is not None:  # an interrupt may have come before it was released
+                permit._drop()  # noqa: SLF001  # of this very module
+            raise
 
     def __repr__(self) -> str:
         """The name and the caller's limit. Sends nothing."""

@@ -125,5 +125,7 @@ class TaskCallers(Callers):
         of_tasks = self._of_tasks  # a WeakKeyDictionary would take five times as long
         permits = of_tasks.get(weakref.ref(task))
         if permits is None:
-            permits = of_tasks[weakref.ref(task, lambda gone: of_tasks.pop(gone, None))] = Permits()
+            permits = of_tasks[weakref.ref(task, of_tasks.pop)] = (
+                Permits()
+            )  # an interrupt cannot strike in a method of C
         return permits

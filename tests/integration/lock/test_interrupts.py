@@ -129,6 +129,10 @@ class World(ABC):
         """A Locker on the first server."""
 
     @abstractmethod
+    def semaphore(self, limit: int, **settings: Any) -> Any:
+        """A semaphore on the first server."""
+
+    @abstractmethod
     def do(self, call: Callable[[], Any]) -> Any:
         """The result or the error of a lock's method."""
 
@@ -165,6 +169,9 @@ class ThreadWorld(World):
 
     def locker(self) -> Any:
         return redislock_fast.Locker(self.client)
+
+    def semaphore(self, limit: int, **settings: Any) -> Any:
+        return redislock_fast.Semaphore(self.client, "name", limit, timeout=60, **settings)
 
     def do(self, call: Callable[[], Any]) -> Any:
         for client in self._clients:
@@ -206,6 +213,9 @@ class LoopWorld(World):
 
     def locker(self) -> Any:
         return redislock_fast.asyncio.Locker(self._clients[0])
+
+    def semaphore(self, limit: int, **settings: Any) -> Any:
+        return redislock_fast.asyncio.Semaphore(self._clients[0], "name", limit, timeout=60, **settings)
 
     def do(self, call: Callable[[], Awaitable[Any]]) -> Any:
         async def work() -> Any:

@@ -6,11 +6,7 @@ Rules: what passes by time passes by the server's clock, or by `BRIEF_S`; nothin
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import logging
-import warnings
-from functools import partial
 from typing import Any
 
 import pytest
@@ -26,11 +22,10 @@ from tests.conftest import Connect
 from tests.support.async_helpers import eventually
 from tests.support.helpers import PATIENCE_S, once, wait_until
 from tests.support.holding import BRIEF_S, KEPT_S, LONG_S, Losses, until_passed
-from tests.support.interrupts import interrupted_at
 from tests.support.permits import QUEUE, ends_of, held, new_tokens, queue_up, run_acquire, take
 from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, LATE
-from tests.support.worlds import IN_THREADS, World, waited
+from tests.support.worlds import World, waited
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -232,143 +227,7 @@ def test_an_error_at_the_end_of_a_block_that_has_raised_is_logged(
             permit.release()
 
 
-# ---- interrupts ----
-
-OWN = ("semaphore.py", "_semaphore/callers.py", "_semaphore/permit_lock.py", "_protocol/permits.py")
-BELOW = (
-    "lock.py",
-    "_procedures/lock.py",
-    "_procedures/acquisition.py",
-    "_procedures/first_request.py",
-    "_procedures/on_options.py",
-    "_procedures/release.py",
-    "_procedures/lease.py",
-    "_lease/note.py",
-)
-
-
-@pytest.mark.slow
-@IN_THREADS
-@pytest.mark.parametrize("auto_renew", [True, False])
-@pytest.mark.parametrize("call", ["acquire", "release", "block"])
-def test_an_interrupt_at_any_line_leaves_nothing(
-    world: World, valkey: Server, valkey_client: redis.Redis, call: str, auto_renew: bool
-) -> None:
-    client = world.connect(valkey.port)
-    settings: dict[str, Any] = {"auto_renew": auto_renew, **LATE}
-    world.semaphore(client, 1, **settings).acquire().release()
-
-    def block(semaphore: Any) -> None:
-        with semaphore:
-            pass
-
-    for number in range(1, 1000):
-        semaphore = world.semaphore(client, 1, **settings)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # a permit that nobody has got is dropped
-            if call == "release":
-                permit = semaphore.acquire()
-                place = interrupted_at(number, permit.release, *OWN)
-                with contextlib.suppress(LockError):
-                    permit.release()
-                del permit
-            else:
-                work = semaphore.acquire if call == "acquire" else partial(block, semaphore)
-                place = interrupted_at(number, work, *OWN, *(BELOW if call == "acquire" else ()))
-                del work
-            del semaphore
-            gc.collect()
-        wait_until(lambda: valkey_client.keys() == [], f"nothing is left after an interrupt at {place}")
-        if not place:
-            break
-        assert "raises" not in place or place.endswith("raises nothing"), place
-    assert number > 8
-
-
 # ---- cancels ----
-
-
-@pytest.mark.parametrize("world", ["asyncio"], indirect=True)
-def test_a_cancelled_acquire_leaves_nothing_wherever_it_is_cancelled(
-    world: World, valkey: Server, valkey_client: redis.Redis
-) -> None:
-    client = world.connect(valkey.port)
-
-    async def scenario() -> None:
-        semaphore = redislock_fast.asyncio.Semaphore(client, "name", 1, **LATE)
-        await (await semaphore.acquire()).release()  # type: ignore[union-attr]
-        for turns in range(40):
-            task = asyncio.ensure_future(semaphore.acquire())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                permit = await task
-                assert permit is not None
-                await permit.release()
-            await eventually(lambda: valkey_client.keys() == [], "nothing is left")
-
-    waited(scenario())
-
-
-@pytest.mark.parametrize("world", ["asyncio"], indirect=True)
-def test_a_cancelled_waiter_leaves_the_queue_and_passes_on_its_grant(
-    world: World, valkey: Server, valkey_client: redis.Redis
-) -> None:
-    client = world.connect(valkey.port)
-
-    async def scenario() -> None:
-        semaphore = redislock_fast.asyncio.Semaphore(client, "name", 1, **LATE)
-        for turns in range(10):
-            holder = await semaphore.acquire()
-            assert holder is not None
-            first, second = (asyncio.ensure_future(semaphore.acquire()) for _ in range(2))
-            await eventually(lambda: valkey_client.zcard(QUEUE) == 2, "they wait")
-            await holder.release()
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            first.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                granted = await first
-                assert granted is not None
-                await granted.release()
-            permit = await asyncio.wait_for(second, PATIENCE_S)
-            assert permit is not None
-            await permit.release()
-            await eventually(lambda: valkey_client.keys() == [], "nothing is left")
-
-    waited(scenario())
-
-
-@pytest.mark.parametrize("world", ["asyncio"], indirect=True)
-def test_a_cancelled_release_goes_on(world: World, valkey: Server, valkey_client: redis.Redis) -> None:
-    client = world.connect(valkey.port)
-
-    async def scenario() -> None:
-        semaphore = redislock_fast.asyncio.Semaphore(client, "name", 1, **LATE)
-        for turns in range(10):
-            permit = await semaphore.acquire()
-            assert permit is not None
-            releasing = asyncio.ensure_future(permit.release())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            cancelled = releasing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await releasing
-            if turns:
-                await eventually(lambda: valkey_client.keys() == [], "it is released")
-            with contextlib.suppress(LockError):
-                await permit.release()
-            assert not permit.valid
-            assert valkey_client.keys() == []
-            del cancelled
-            again = await semaphore.acquire(blocking=False)
-            assert again is not None
-            await again.release()
-            with contextlib.suppress(LockError):
-                await semaphore.release()
-
-    waited(scenario())
 
 
 @pytest.mark.parametrize("world", ["asyncio"], indirect=True)
