@@ -20,7 +20,7 @@ from typing import Any
 import redis
 from redis.exceptions import RedisError
 
-from redislock_fast import Lock, Locker
+from redislock_fast import Lock, Locker, Semaphore
 
 TTL_S = 2.0
 NAMES = [f"storm:{number}" for number in range(4)]
@@ -37,6 +37,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"wait": "poll"},
     {"fencing": True},
 ]
+PERMIT_OPTIONS: list[dict[str, Any]] = [{}, {"auto_renew": False}, {"blocking_timeout": 0.05}]
 
 
 class Interrupt(BaseException):
@@ -55,6 +56,7 @@ def _interrupted(work: Callable[[], None], after_s: float) -> bool:
             work()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.pthread_kill(threading.get_ident(), 0)  # looks for a signal that CPython has not handled so far
     except Interrupt:
         return True
     return False
@@ -71,11 +73,36 @@ def _use_batch(locker: Locker, names: list[str], settings: dict[str, Any]) -> No
     locker.acquire_many(names, TTL_S, 0.05, **settings).release()
 
 
-def _storm(client: redis.Redis, ends_at: float, chance: random.Random) -> int:
-    """Use locks until then, with an interrupt each. Returns how many came in time."""
+def _use_permit(semaphore: Semaphore) -> None:
+    if semaphore.acquire():
+        semaphore.release()
+
+
+def _release_all(semaphore: Semaphore) -> None:
+    """Release all permits of this thread."""
+    with contextlib.suppress(RedisError):  # a LockError: there are no more
+        while True:
+            semaphore.release()
+
+
+def _until_none_is_held(semaphore: Semaphore) -> None:
+    ends_at = time.monotonic() + PATIENCE_S
+    while semaphore.status().held:
+        assert time.monotonic() < ends_at, "a permit has leaked"
+        time.sleep(0.05)
+
+
+def _storm(client: redis.Redis, semaphores: list[Semaphore], ends_at: float, chance: random.Random) -> int:
+    """Use locks and semaphores until then, with an interrupt each. Returns how many came in time."""
     interrupts = 0
     while time.monotonic() < ends_at:
         after_s = 10 ** chance.uniform(-5, -2.5)
+        if chance.random() < 0.2:
+            semaphore = chance.choice(semaphores)
+            with contextlib.suppress(RedisError):
+                interrupts += _interrupted(lambda: _use_permit(semaphore), after_s)  # noqa: B023
+            _release_all(semaphore)
+            continue
         if chance.random() < 0.1:
             names = chance.sample(NAMES, 2)
             settings: dict[str, Any] = chance.choice([{}, {"auto_renew": True}])
@@ -91,9 +118,11 @@ def _storm(client: redis.Redis, ends_at: float, chance: random.Random) -> int:
     return interrupts
 
 
-def _use_beside(client: redis.Redis, is_over: threading.Event, number: int) -> None:
+def _use_beside(client: redis.Redis, semaphores: list[Semaphore], is_over: threading.Event, number: int) -> None:
     chance = random.Random(number)
     while not is_over.is_set():
+        with contextlib.suppress(RedisError):
+            _use_permit(chance.choice(semaphores))
         lock = Lock(client, chance.choice(NAMES), timeout=TTL_S, sleep=0.05, **chance.choice(OPTIONS))
         with contextlib.suppress(RedisError):
             _use(lock, chance.random() < 0.3)
@@ -114,11 +143,15 @@ def main() -> None:
     tls: dict[str, Any] = {"ssl": True, "ssl_ca_certs": sys.argv[4]} if len(sys.argv) > 4 else {}
     client = redis.Redis(host="127.0.0.1", port=port, socket_timeout=None, **tls)
     is_over = threading.Event()
-    others = [threading.Thread(target=_use_beside, args=(client, is_over, number), daemon=True) for number in range(4)]
+    semaphores = [Semaphore(client, "storm:permits", 2, timeout=TTL_S, sleep=0.05, **each) for each in PERMIT_OPTIONS]
+    others = [
+        threading.Thread(target=_use_beside, args=(client, semaphores, is_over, number), daemon=True)
+        for number in range(4)
+    ]
     for other in others:
         other.start()
     signal.signal(signal.SIGALRM, _raise)
-    interrupts = _storm(client, time.monotonic() + seconds, random.Random(seed))
+    interrupts = _storm(client, semaphores, time.monotonic() + seconds, random.Random(seed))
     is_over.set()
     _join(others)
     for settings in OPTIONS:
@@ -129,6 +162,7 @@ def main() -> None:
         for last in lasts:
             last.start()
         _join(lasts)
+    _until_none_is_held(semaphores[0])  # while this process lives, and renews what has leaked
     print(interrupts)
 
 
