@@ -12,6 +12,7 @@ from typing import Any
 import fakeredis
 import pytest
 import redis
+import redis.asyncio
 from redis.exceptions import NoPermissionError
 
 from redislock_fast.server import Server
@@ -24,6 +25,7 @@ from tests.support.permits import (
     QUEUE,
     WAITERS,
     ends_of,
+    first_done,
     held,
     new_tokens,
     run_acquire,
@@ -32,7 +34,7 @@ from tests.support.permits import (
     run_wait,
     take,
 )
-from tests.support.waiting import FAR_S, LATE
+from tests.support.waiting import FAR_S, LATE, until_queued
 from tests.support.worlds import IN_THREADS, World, waited
 
 pytestmark = pytest.mark.usefixtures("world")
@@ -129,13 +131,42 @@ def test_a_user_that_may_not_read_the_clients_still_reads_the_status(
 # ---- clusters ----
 
 
-@IN_THREADS
+def in_cluster(world: World, cluster: Cluster, limit: int, name: str, **settings: Any) -> Any:
+    """A semaphore on a client of its own."""
+    kind: Any = redis.RedisCluster if world.in_threads else redis.asyncio.RedisCluster
+    return world.semaphore(world.keep(kind(host="127.0.0.1", port=cluster.port)), limit, name, **settings)
+
+
+@pytest.mark.slow
+def test_permits_are_handed_over_in_a_cluster_in_the_order_of_arrival(
+    world: World, cluster: Cluster, cluster_client: redis.RedisCluster, place: Place
+) -> None:
+    has_messages = cluster.kind != "redis-6.2"  # else waiters poll
+    settings = LATE if has_messages else SOON
+    first, second = (in_cluster(world, cluster, 2, place.name, **settings) for _ in range(2))
+    permits = [first.acquire(), second.acquire()]
+    answers = []
+    for semaphore in (first, second, second, first):
+        answers.append(world.start(semaphore.acquire))
+        if has_messages:
+            until_queued(cluster_client, place.name, len(answers))
+    order = []
+    while answers:
+        permits.pop(0).release()
+        order.append(first_done(answers))
+        permits.append(take(answers.pop(order[-1])))
+        assert cluster_client.zcard(place.name) == 2
+    assert order == [0] * 4 or not has_messages
+    for permit in permits:
+        permit.release()
+    assert not cluster_client.exists(place.name)
+
+
 @pytest.mark.slow
 def test_a_semaphore_of_a_cluster_has_all_its_keys_in_one_slot(
     world: World, cluster: Cluster, cluster_client: redis.RedisCluster, place: Place
 ) -> None:
-    own = redis.RedisCluster(host="127.0.0.1", port=cluster.port)
-    semaphore = world.keep(own) and world.semaphore(own, 1, place.name, **SOON)
+    semaphore = in_cluster(world, cluster, 1, place.name, **SOON)
     permit = semaphore.acquire()
     answer = world.start(semaphore.acquire)
     assert semaphore.acquire(blocking=False) is None
@@ -148,13 +179,11 @@ def test_a_semaphore_of_a_cluster_has_all_its_keys_in_one_slot(
     assert not cluster_client.exists(place.name)
 
 
-@IN_THREADS
 @pytest.mark.slow
 def test_permits_move_with_their_slot(
     world: World, cluster: Cluster, cluster_client: redis.RedisCluster, place: Place
 ) -> None:
-    own = redis.RedisCluster(host="127.0.0.1", port=cluster.port)
-    semaphore = world.keep(own) and world.semaphore(own, 2, place.name, timeout=3 * KEPT_S, sleep=0.02)
+    semaphore = in_cluster(world, cluster, 2, place.name, timeout=3 * KEPT_S, sleep=0.02)
     permits = [semaphore.acquire(), semaphore.acquire()]
     place.begin_move()
     try:
@@ -179,13 +208,11 @@ def test_permits_move_with_their_slot(
     assert not cluster_client.exists(place.name)
 
 
-@IN_THREADS
 @pytest.mark.slow
 def test_a_waiter_gets_a_permit_whose_slot_has_moved(
     world: World, cluster: Cluster, cluster_client: redis.RedisCluster, place: Place
 ) -> None:
-    own = redis.RedisCluster(host="127.0.0.1", port=cluster.port)
-    semaphore = world.keep(own) and world.semaphore(own, 1, place.name, **SOON)
+    semaphore = in_cluster(world, cluster, 1, place.name, **SOON)
     permit = semaphore.acquire()
     answer = world.start(semaphore.acquire)
     place.move()
