@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import hiredis
-
-from redislock_fast._pipe.base import Args, Malformed, Reply
+from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.keys import fence_key
-from redislock_fast._protocol.operation import Refused, TokenOperation
+from redislock_fast._protocol.operation import TokenOperation
 from redislock_fast._protocol.own_token import HELD, TAKEN, AcquireOwn, Redeem
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED
 
@@ -41,16 +39,13 @@ def _request(operation: TokenOperation, ttl_ms: bytes | int, numbers: int) -> Ar
 
 def _answer(operation: TokenOperation, reply: Reply) -> list[Any] | None:
     """The script's verdict, the lock's value and, unless it is another's, the number; None: send the whole script."""
-    if isinstance(reply, hiredis.ReplyError):
-        if operation.error_code(reply) == "NOSCRIPT":
-            return None
-        raise Refused(str(reply))
     answer: Any = reply
     kinds = list(map(type, reply)) if type(reply) is list else []
     numbers = [int] if kinds and answer[0] in (TAKEN, HELD) else []
     if kinds in ([int, bytes, *numbers], [int, type(None), *numbers]) and 0 <= answer[0] <= HELD:
         return list(answer)
-    raise Malformed(reply)
+    operation.go_on_with_text(reply)
+    return None
 
 
 class AcquireFenced(Acquire):

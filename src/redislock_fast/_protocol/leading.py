@@ -57,10 +57,7 @@ class NoteLeader(TokenOperation):
         if type(reply) is int and reply in (0, 1):
             self.result = reply == 1
             return True
-        if not isinstance(reply, hiredis.ReplyError):
-            raise Malformed(reply)
-        if self.error_code(reply) != "NOSCRIPT":
-            raise Refused(str(reply))
+        self.go_on_with_text(reply)
         return False
 
 

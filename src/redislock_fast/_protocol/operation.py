@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import hiredis
 
-from redislock_fast._pipe.base import NOT_ASKED, Args, Reply
+from redislock_fast._pipe.base import NOT_ASKED, Args, Malformed, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.keys import permit_keys, queue_keys
 from redislock_fast._protocol.scripts import FOR_PERMITS, Script
@@ -232,6 +232,18 @@ class TokenOperation:
             if "WRONGTYPE" in text or _DELEX_WRONGTYPE in text:
                 return "WRONGTYPE"
         return code
+
+    def go_on_with_text(self, reply: Reply) -> None:
+        """Go on with the script's text after a reply that is no answer of the script: it must ask for that.
+
+        Raises:
+            Malformed: it is no error.
+            Refused: another error, which is not to be tried again.
+        """
+        if not isinstance(reply, hiredis.ReplyError):
+            raise Malformed(reply)
+        if self.error_code(reply) != "NOSCRIPT":
+            raise Refused(str(reply))
 
     def queue_error_code(self, reply: hiredis.ReplyError) -> str:
         """`error_code` for a script with several keys, which a server refuses (TRYAGAIN) while their slot moves."""

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import hiredis
-
-from redislock_fast._pipe.base import Args, Malformed, Reply
+from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire, Reacquire
 from redislock_fast._protocol.operation import Refused
@@ -123,12 +121,9 @@ class Redeem(AcquireOwn):
         return self.script(REDEEM, self._ticket, self.ttl_ms or 0)
 
     def feed(self, reply: Reply, capabilities: Capabilities) -> bool:  # noqa: ARG002  # as above
-        if isinstance(reply, hiredis.ReplyError):
-            if self.error_code(reply) == "NOSCRIPT":
-                return False
-            raise Refused(str(reply))
         if not self._is_answer(reply):
-            raise Malformed(reply)
+            self.go_on_with_text(reply)
+            return False
         answer: Any = reply
         self._took = answer[0] == TAKEN
         self.result = answer[0] != LOST

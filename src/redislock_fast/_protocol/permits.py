@@ -168,14 +168,6 @@ class _Asking(TokenOperation):
     def __init__(self, key: bytes) -> None:
         super().__init__(key, b"")
 
-    def _refused(self, reply: Reply) -> bool:
-        """Whether a reply that is no answer asks for the whole script; raises for the others."""
-        if not isinstance(reply, hiredis.ReplyError):
-            raise Malformed(reply)
-        if self.error_code(reply) != "NOSCRIPT":
-            raise Refused(str(reply))
-        return True
-
 
 class Resize(_Asking):
     """Set the operator's limit, or remove it, and hand over what is free by it. Idempotent.
@@ -196,7 +188,8 @@ class Resize(_Asking):
         if type(reply) is int and 1 <= reply <= _GOES_ON:
             self.result = reply != _GOES_ON
             return self.result
-        return not self._refused(reply)
+        self.go_on_with_text(reply)
+        return False
 
 
 class ReadPermits(_Asking):
