@@ -28,13 +28,18 @@ from bench.contention.workload import OWN, Workload
 from bench.contestants import LEASE_S, OURS, AbsentError, Contestant, expect, libraries, semaphores
 from bench.contestants.semaphores import LIMIT, LOCKS_IN_TURN, RIVALS, SEMAPHORE
 from bench.measuring import arguments, report, servers
+from bench.measuring.delay import delayed_url
 from bench.measuring.rounds import Entrant, Sample, Scene, open_scene, race
+from bench.production import open_places
 from bench.workloads.callers import close_loop, take_turns, take_turns_in_tasks
 from redislock_fast._protocol.keys import queue_keys
 
 HELP = "semaphores beside locks, redis-semaphore, a BLPOP list, locks tried in turn: each figure with its goal"
 
 _CALLERS = {"1 thread": 1, "16 threads": 16, "100 tasks": 100}
+_AWAY, _CLUSTER, _TLS = _PLACES = ("1 ms away", "cluster", "TLS")
+_AWAY_MS = 1
+_ELSEWHERE = 16  # threads
 _SLOTS = {LOCKS_IN_TURN: 20}
 _MANY_SLOTS = 1000
 _AT_A_TIME = 100
@@ -62,6 +67,7 @@ class Row(NamedTuple):
 
 PARTS: dict[str, tuple[Row, ...]] = {
     "free": tuple(Row(f"pairs/s, {of}", ">=", goal, True) for of, goal in zip(_CALLERS, (0.6, 0.7, 0.6), strict=True)),
+    "elsewhere": tuple(Row(f"pairs/s, {place}", ">=", 0.6, True) for place in _PLACES),
     "wanted": (
         Row("used capacity", ">=", 0.93),
         Row("wait p99 : mean", "<=", 1.5),
@@ -72,8 +78,9 @@ PARTS: dict[str, tuple[Row, ...]] = {
     "killed": (Row("dead's end, grant ms", "<=", 20),),
     "idle": (Row("1,000 wait, CPU ms/s", "<=", 1, True),),
 }
-"""The rows: uncontended callers; processes that want the permits of one semaphore; the CPU time of the server alone; a
-holder that was killed while another waits; tasks that wait."""
+"""The rows: uncontended callers; 16 threads whose server is away, is a cluster, or is reached over TLS; processes that
+want the permits of one semaphore; the CPU time of the server alone; a holder that was killed while another waits; tasks
+that wait."""
 
 _Note = Callable[[str, str, float], None]
 """Notes a figure of a round and its contestant."""
@@ -103,12 +110,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             rivals.append(libraries.find(name).name)
         except AbsentError as error:
             absent[name] = str(error)
-    measures = (_free, _wanted, _server, _killed, _idle)
+    measures = (_free, _elsewhere, _wanted, _server, _killed, _idle)
     with servers.open_server(options.server) as server, open_scene(server.url) as scene:
         for part, measure in zip(PARTS, measures, strict=True):
             if part in options.parts:
                 measure(scene, options, rivals, note)
-    rows = [row.cells(found[row.figure]) for part in PARTS if part in options.parts for row in PARTS[part]]
+    asked_for = [row for part in PARTS if part in options.parts for row in PARTS[part]]
+    absent.update({row.figure: "cannot be measured here" for row in asked_for if row.figure not in found})
+    rows = [row.cells(found[row.figure]) for row in asked_for if row.figure in found]
     heads = ["", "is", "goal", "sema-\nphore", "lock", "redis-\nsem.", "BLPOP\nlist", "tried\nlocks"]
     report.table(report.title(server.name, options.rounds, options.seconds), heads, rows, words=1)
     print(f"Goals of pairs, gap and CPU are for semaphore : lock. Gaps: {LIMIT} permits, or locks.")
@@ -138,17 +147,42 @@ def _crew(
     """Make the function that measures so many callers: of one semaphore object, or of a lock, or a rival's, each."""
     client: Any = (redis.asyncio.Redis if in_tasks else redis.Redis).from_url(scene.url, max_connections=2 * count)
     make: Any = contestant.make_async if in_tasks else contestant.make
-    name = f"{scene.prefix}:{contestant.name}:{count}"
-    if contestant.name == SEMAPHORE:
-        locks = [make(client, name)] * count
-    else:
-        locks = [make(client, f"{name}:{number}" if contestant.name == OURS else name) for number in range(count)]
+    locks = _locks(contestant.name, make, client, f"{scene.prefix}:{contestant.name}:{count}", count)
     if not in_tasks:
         closing.callback(client.close)
         return partial(take_turns, locks)
     loop = asyncio.new_event_loop()
     closing.callback(close_loop, loop, client)
     return lambda seconds: loop.run_until_complete(take_turns_in_tasks(locks, seconds))
+
+
+def _locks(contestant: str, make: Any, client: Any, name: str, count: int) -> list[Any]:
+    if contestant == SEMAPHORE:
+        return [make(client, name)] * count
+    return [make(client, f"{name}:{number}" if contestant == OURS else name) for number in range(count)]
+
+
+def _elsewhere(scene: Scene, options: argparse.Namespace, _: Sequence[str], note: _Note) -> None:
+    entrants = []
+    with ExitStack() as closing:
+        settings = dict(closing.enter_context(open_places()))
+        try:
+            settings["away"] = {"url": closing.enter_context(delayed_url(scene.url, _AWAY_MS))}
+        except AbsentError as error:
+            report.say(f"no delayed server: {error}")
+        for place, key in ((_AWAY, "away"), (_CLUSTER, "cluster"), (_TLS, "tls")):
+            if key in settings:
+                kind: Any = redis.RedisCluster if place == _CLUSTER else redis.Redis
+                make_client = kind.from_url if place == _AWAY else kind
+                client = closing.enter_context(make_client(**settings[key], max_connections=2 * _ELSEWHERE))
+                for contestant in (semaphores.find(SEMAPHORE, limit=_MANY_SLOTS), libraries.find(OURS)):
+                    name = f"{scene.prefix}:{contestant.name}:{key}"
+                    locks = _locks(contestant.name, contestant.make, client, name, _ELSEWHERE)
+                    entrants.append(Entrant(contestant.name, place, partial(take_turns, locks)))
+        race(entrants, options.rounds, options.seconds)
+    for entrant in entrants:
+        for rate in entrant.rates:
+            note(f"pairs/s, {entrant.workload}", entrant.contestant, rate)
 
 
 def _wanted(scene: Scene, options: argparse.Namespace, rivals: Sequence[str], note: _Note) -> None:
