@@ -6,13 +6,27 @@ See https://redislock-fast.github.io/redislock_fast/how-to/once.html
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+from redis.exceptions import LockError
 
 from redislock_fast._lease.options import refuse_unknown, spelled_out
-from redislock_fast._procedures.once import Skipped, check_job, check_settings, describe_skip, naming, token_of_run
+from redislock_fast._procedures.once import (
+    Skipped,
+    check_job,
+    check_others,
+    check_settings,
+    describe_done,
+    describe_skip,
+    looking,
+    naming,
+    noting_done,
+    token_of_run,
+)
 from redislock_fast.lock import Lock
 
 if TYPE_CHECKING:
@@ -45,12 +59,16 @@ class Once(Lock, Generic[_SkipResult]):
         on_skip: Callable[[Skipped], Any] | None,
         token: RunToken | None,
         on_lost: Callable[[Once[Any], LossReason], object] | None,
+        others: str,
+        done_for: float | None,
     ) -> None:
         told: Any = on_lost  # it gets this object, which is a `Once`
         with naming(name):
             at_least_s = check_settings(name, timeout, at_least, on_skip, token)
-            super().__init__(client, name, timeout, blocking=False, auto_renew=True, on_lost=told)
+            done_for_ms = check_others(others, done_for, at_least_s)
+            super().__init__(client, name, timeout, blocking=others == "wait", auto_renew=True, on_lost=told)
         self._at_least_s = at_least_s
+        self._done_for_ms = done_for_ms
         self._on_skip = on_skip
         self._token = token
 
@@ -67,7 +85,7 @@ class Once(Lock, Generic[_SkipResult]):
             with _Attempt(self, token_of_run(self._token)) as is_held:
                 if is_held:
                     return job(*args, **kwargs)
-            skipped: Any = None if self._on_skip is None else self._on_skip(self._drive(describe_skip(self)))
+            skipped: Any = None if self._on_skip is None else self._on_skip(self._skipped())
             return skipped  # type: ignore[no-any-return]
 
         return run_once
@@ -76,11 +94,50 @@ class Once(Lock, Generic[_SkipResult]):
         """Take the lock.
 
         Raises:
-            Skipped: another caller has it; and what `Lock.acquire` raises.
+            Skipped: another caller has it, or the job is done; and what `Lock.acquire` raises.
         """
-        if self.acquire(token=token_of_run(self._token)):
+        if self._take(token_of_run(self._token)):
             return self
-        raise self._drive(describe_skip(self))
+        raise self._skipped()
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Release as a `Lock` does. Where others wait, and no exception has ended the block, the job is done."""
+        if exc_type is None and self._done_for_ms is not None:
+            try:
+                self._drive(noting_done(self, self._done_for_ms))
+            except BaseException as error:
+                super().__exit__(type(error), error, error.__traceback__)
+                raise
+        super().__exit__(exc_type, exc_value, traceback)
+
+    def _take(self, token: str | bytes | None) -> bool:
+        """Take the lock for a run. Returns False where the job is not to be run."""
+        if self._done_for_ms is None:
+            return self.acquire(token=token)
+        if self._drive(looking(self._key)):
+            return False
+        if not self.acquire(token=token):  # its `blocking_timeout` was set
+            return False
+        is_done = True
+        try:
+            is_done = self._drive(looking(self._key))  # it may have been done meanwhile
+        finally:
+            if is_done:
+                with contextlib.suppress(LockError):  # lost: there is nothing to give back
+                    self.release()
+        return not is_done
+
+    def _skipped(self) -> Skipped:
+        """Why the job was not run."""
+        if self._done_for_ms is not None and self._drive(looking(self._key)):
+            return describe_done(self)
+        skipped: Skipped = self._drive(describe_skip(self))
+        return skipped
 
 
 class _Attempt:
@@ -92,7 +149,7 @@ class _Attempt:
         self._is_held = False
 
     def __enter__(self) -> bool:
-        self._is_held = self._run.acquire(token=self._token)
+        self._is_held = self._run._take(self._token)  # noqa: SLF001  # of this very module
         return self._is_held
 
     def __exit__(
@@ -115,6 +172,8 @@ def once(
     on_skip: None = None,
     token: RunToken | None = None,
     on_lost: Callable[[Once[Any], LossReason], object] | None = None,
+    others: Literal["skip", "wait"] = "skip",
+    done_for: float | None = None,
 ) -> Once[None]: ...
 @overload
 def once(
@@ -126,6 +185,8 @@ def once(
     on_skip: Callable[[Skipped], _SkipResult],
     token: RunToken | None = None,
     on_lost: Callable[[Once[Any], LossReason], object] | None = None,
+    others: Literal["skip", "wait"] = "skip",
+    done_for: float | None = None,
 ) -> Once[_SkipResult]: ...
 @spelled_out()
 def once(  # noqa: D417
@@ -137,6 +198,8 @@ def once(  # noqa: D417
     on_skip: Callable[[Skipped], Any] | None = None,
     token: RunToken | None = None,
     on_lost: Callable[[Once[Any], LossReason], object] | None = None,
+    others: Literal["skip", "wait"] = "skip",
+    done_for: float | None = None,
     **unknown: Never,
 ) -> Once[Any]:
     """Run a job on one of many workers, and skip it on the others.
@@ -146,17 +209,20 @@ def once(  # noqa: D417
 
         with once(client, "nightly", timeout=60, at_least=55) as run: ...
 
-    One attempt is made to take the lock; nothing waits. The lock is renewed while the job runs, and released at its
-    end, but not before `at_least` has passed. That holds for a job that raises, too.
+    One attempt is made to take the lock; nothing waits, unless `others` says so. The lock is renewed while the job
+    runs, and released at its end, but not before `at_least` has passed. That holds for a job that raises, too.
 
     A call of a decorated function that is skipped returns None, or what `on_skip` returns. A `with` block that
     is skipped raises `Skipped`. `run` is the held `Lock`, with `run.valid` and `run.lost`. Where the lock was lost
-    while the job ran, so that another worker may have begun it, LockLostError is raised after the job,
-    as by a `with` block of a `Lock`.
+    while the job ran, so that another worker may have begun it, LockLostError is raised after the job.
+
+    With `others="wait"`, the first caller runs the job, and the others wait until it is done: then they are skipped, as
+    are those that come within `done_for`. Where the job raises, or its process is killed, the next one runs it.
 
     Sends what `Lock` sends to acquire without waiting, to renew and to release. To keep the lock, it sends `SET name
     token IFEQ token PX ms` (Valkey 9.0, Redis 8.4) or `EVALSHA`. Where it is skipped, a `with` block or a
-    decorator with `on_skip` sends what `holders` sends.
+    decorator with `on_skip` sends what `holders` sends. With `others="wait"`, it waits as `Lock` does, and sends
+    `EVALSHA` before that, once the lock is held, and after the job.
 
     Args:
         client: as for `Lock`.
@@ -170,10 +236,13 @@ def once(  # noqa: D417
             token of the run that has the lock is let in, and `at_least` begins anew. For a decorator, a function that
             is called for each run.
         on_lost: as for `Lock`.
+        others: what the others do: "skip" the job at once, or "wait" until it is done.
+        done_for: with "wait", for how many seconds after the job's end it counts as done; required then.
 
     Raises:
         TypeError: for a wrong type, an asyncio client or a pipeline. The text names the lock.
-        ValueError: for a `timeout` that is not above 0, or a negative `at_least`. The text names the lock.
+        ValueError: for a time that is not above 0, a negative `at_least`, an unknown `others`, or parameters that do
+            not go together. The text names the lock.
     """
     refuse_unknown("once", unknown, once)
-    return Once(client, name, timeout, at_least, on_skip, token, on_lost)
+    return Once(client, name, timeout, at_least, on_skip, token, on_lost, others, done_for)

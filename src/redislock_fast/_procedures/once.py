@@ -1,5 +1,8 @@
 """A job that runs once: one attempt that never waits, and a key that is kept for a while after the job.
 
+Or the others wait until it is done, and find a mark of that. The mark is noted while the lock is held, and looked for
+while it is held. So whoever acquires after a run finds what that has noted before its release, or it has failed.
+
 `redislock_fast/single.py` and `redislock_fast/asyncio/single.py` have the signatures.
 """
 
@@ -13,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from redis.exceptions import LockError, RedisError
 
 from redislock_fast._procedures.lock import LockBase
-from redislock_fast._protocol.steps import Steps
+from redislock_fast._protocol.done import Done
+from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._queue.reporting import reporting
 from redislock_fast._util.errors import shown
 from redislock_fast._util.times import positive_ms
@@ -23,16 +27,27 @@ if TYPE_CHECKING:
 
     RunToken: TypeAlias = "str | bytes | Callable[[], str | bytes]"
 
-__all__ = ["Skipped", "check_job", "check_settings", "describe_skip", "naming", "token_of_run"]
+__all__ = [
+    "Skipped",
+    "check_job",
+    "check_others",
+    "check_settings",
+    "describe_done",
+    "describe_skip",
+    "looking",
+    "naming",
+    "noting_done",
+    "token_of_run",
+]
 
 
 class Skipped(LockError):
     """A job was not run: another caller runs it, or has run it not long ago.
 
     Attributes:
-        holder: that caller, by its process, as `redislock_fast.holders` tells it; None where that is not known.
-        ttl_s: for how many more seconds its lock is held, unless it is prolonged or released; None where that is not
-            known.
+        holder: that caller, by its process, as `redislock_fast.holders` tells it; None where that is not known, and
+            where the job is done and others waited for it.
+        ttl_s: for how many more seconds its lock is held, unless it is prolonged or released; None where `holder` is.
     """
 
     def __init__(
@@ -72,6 +87,24 @@ def check_settings(name: Any, timeout: Any, at_least: Any, on_skip: Any, token: 
     return 0.0 if at_least == 0 else positive_ms(at_least, "at_least") / 1000
 
 
+def check_others(others: Any, done_for: Any, at_least_s: float) -> int | None:
+    """Check what the others do. Returns for how many milliseconds a job counts as done; None: they do not wait.
+
+    Raises:
+        TypeError: for a `done_for` that is no number.
+        ValueError: for an unknown `others`, a `done_for` that is not above 0, or parameters that do not go together.
+    """
+    if others not in ("skip", "wait"):
+        raise ValueError(f"others is 'skip' or 'wait', not {others!r}")
+    if (others == "wait") is (done_for is None):
+        raise ValueError("others='wait' and done_for need each other: for how many seconds the job counts as done")
+    if done_for is None:
+        return None
+    if at_least_s:
+        raise ValueError("at_least is for others='skip': those that wait are let in when the job has ended")
+    return positive_ms(done_for, "done_for")
+
+
 def check_job(lock: LockBase, job: Any, token: Any) -> None:
     """Check that the decorated function can be run by a job's lock.
 
@@ -104,3 +137,25 @@ def describe_skip(lock: LockBase) -> Steps:
     if report is None:
         return Skipped(text, lock.name)
     return Skipped(text, lock.name, report.holder, report.ttl_s)
+
+
+def describe_done(lock: LockBase) -> Skipped:
+    """The `Skipped` of a job that is done."""
+    return Skipped(f"The job of the lock {shown(lock.name)} is done: it was not run again", lock.name)
+
+
+def looking(key: bytes) -> Steps:
+    """Returns whether the job of the lock with this key counts as done. Sends `EVALSHA`."""
+    look = Done(key)
+    yield Do("execute", look)
+    return look.result
+
+
+def noting_done(lock: LockBase, done_for_ms: int) -> Steps:
+    """Note that the job is done, while the caller still holds the lock. Sends `EVALSHA`.
+
+    Nothing is noted where the lock was lost, which the release finds out.
+    """
+    token = lock._held().token
+    if token is not None:
+        yield Do("execute", Done(lock._key, token, done_for_ms))

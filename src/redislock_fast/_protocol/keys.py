@@ -12,6 +12,7 @@ from functools import lru_cache
 
 __all__ = [
     "channel_beside",
+    "done_key",
     "fence_key",
     "guard_key",
     "leader_key",
@@ -82,6 +83,12 @@ def fence_key(key: bytes) -> bytes:
 def leader_key(key: bytes) -> bytes:
     """The key of an election's record of its leader."""
     return _base_of(key) + b":leader"
+
+
+@lru_cache(1024)
+def done_key(key: bytes) -> bytes:
+    """The key of the mark that a job is done, whose lock this is."""
+    return _base_of(key) + b":done"
 
 
 def guard_key(key: bytes) -> bytes:

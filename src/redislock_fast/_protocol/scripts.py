@@ -13,6 +13,7 @@ from typing import NamedTuple
 __all__ = [
     "ACQUIRE_FENCED",
     "ACQUIRE_PERMIT",
+    "DONE",
     "EXTEND",
     "FOR_PERMITS",
     "GUARD",
@@ -52,6 +53,7 @@ REACQUIRE = _script(_text("reacquire"))
 REDEEM = _script(_text("redeem"))
 ACQUIRE_FENCED = _script(_text("acquire_fenced"))
 LEAD = _script(_text("lead"))
+DONE = _script(_text("done"))
 
 _HAND_OVER, _WAIT, _LEAVE = _text("hand_over"), _text("wait"), _text("leave")
 

@@ -43,6 +43,12 @@ BAD_INPUT = [
     ({"on_skip": "skip"}, TypeError, "on_skip"),
     ({"on_lost": "lose"}, TypeError, "on_lost"),
     ({"token": 17}, TypeError, "token"),
+    ({"others": "run"}, ValueError, "others"),
+    ({"others": "wait"}, ValueError, "done_for"),
+    ({"done_for": 60}, ValueError, "others"),
+    ({"others": "wait", "done_for": 0}, ValueError, "done_for"),
+    ({"others": "wait", "done_for": "60"}, TypeError, "done_for"),
+    ({"others": "wait", "done_for": 60, "at_least": 1}, ValueError, "at_least"),
 ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 import redis
@@ -22,7 +23,7 @@ import redislock_fast.asyncio
 from redislock_fast import Skipped
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, wait_until
-from tests.support.waiting import FAR_S
+from tests.support.waiting import FAR_S, until_queued
 
 TICKS = 5
 AT_LEAST_S = 3 * FAR_S
@@ -30,11 +31,11 @@ AT_LEAST_S = 3 * FAR_S
 _WORKERS = multiprocessing.get_context("forkserver")  # a plain fork would copy locks that other threads hold
 
 
-def work(connection: Connection, port: int, timeout_s: float, at_least_s: float) -> None:
+def work(connection: Connection, port: int, settings: dict[str, Any]) -> None:
     """Run the ticks that the connection delivers; the last of them forever."""
     client = redis.Redis(port=port)
 
-    @redislock_fast.once(client, "nightly", timeout=timeout_s, at_least=at_least_s, on_skip=lambda _: "skipped")
+    @redislock_fast.once(client, "nightly", on_skip=lambda _: "skipped", **settings)
     def run(is_endless: bool) -> str:
         if is_endless:
             connection.send("begun")
@@ -46,15 +47,13 @@ def work(connection: Connection, port: int, timeout_s: float, at_least_s: float)
         connection.send(run(connection.recv()))
 
 
-def work_in_a_loop(connection: Connection, port: int, timeout_s: float, at_least_s: float) -> None:
+def work_in_a_loop(connection: Connection, port: int, settings: dict[str, Any]) -> None:
     """The same by a task."""
 
     async def main() -> None:
         client = redis.asyncio.Redis(port=port)
         recv = partial(asyncio.get_running_loop().run_in_executor, None, connection.recv)
-        guard = redislock_fast.asyncio.once(
-            client, "nightly", timeout=timeout_s, at_least=at_least_s, on_skip=lambda _: "skipped"
-        )
+        guard = redislock_fast.asyncio.once(client, "nightly", on_skip=lambda _: "skipped", **settings)
 
         @guard
         async def run(is_endless: bool) -> str:
@@ -121,7 +120,7 @@ def start(workers: list[Worker], targets: list[Callable[..., None]], *arguments:
 def test_each_tick_runs_once_on_eight_workers(
     valkey: Server, valkey_client: redis.Redis, workers: list[Worker]
 ) -> None:
-    start(workers, [work, work_in_a_loop] * 4, valkey.port, FAR_S, AT_LEAST_S)
+    start(workers, [work, work_in_a_loop] * 4, valkey.port, {"timeout": FAR_S, "at_least": AT_LEAST_S})
     for tick in range(TICKS):
         behind, at_once = workers[tick : tick + 3], workers[:tick] + workers[tick + 3 :]
         for worker in at_once:
@@ -138,7 +137,7 @@ def test_killed_worker_frees_the_job_within_its_timeout(
     valkey: Server, valkey_client: redis.Redis, workers: list[Worker], target: Callable[..., None]
 ) -> None:
     timeout_s = 0.5
-    start(workers, [target], valkey.port, timeout_s, AT_LEAST_S)
+    start(workers, [target], valkey.port, {"timeout": timeout_s, "at_least": AT_LEAST_S})
     assert workers[0].call(is_endless=True) == "begun"
     workers[0].kill()
     assert valkey_client.pttl("nightly") <= 1000 * timeout_s
@@ -151,3 +150,32 @@ def test_killed_worker_frees_the_job_within_its_timeout(
             return False
 
     wait_until(runs, "another runs the job")
+
+
+# ---- others that wait ----
+
+
+@pytest.mark.slow
+def test_job_that_all_wait_for_runs_once_on_eight_workers(valkey: Server, workers: list[Worker]) -> None:
+    start(
+        workers, [work, work_in_a_loop] * 4, valkey.port, {"timeout": FAR_S, "others": "wait", "done_for": AT_LEAST_S}
+    )
+    for worker in workers:
+        worker.tell()
+    assert sorted(worker.answer() for worker in workers) == ["ran"] + ["skipped"] * 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [work, work_in_a_loop], ids=["threads", "tasks"])
+def test_job_of_a_killed_worker_is_run_by_one_that_waits(
+    valkey: Server, valkey_client: redis.Redis, workers: list[Worker], target: Callable[..., None]
+) -> None:
+    settings = {"timeout": 3.0, "others": "wait", "done_for": AT_LEAST_S}
+    start(workers, [target] * 3, valkey.port, settings)
+    killed, *others = workers
+    assert killed.call(is_endless=True) == "begun"
+    for worker in others:
+        worker.tell()
+    until_queued(valkey_client, "nightly", 2)
+    killed.kill()
+    assert sorted(worker.answer() for worker in others) == ["ran", "skipped"]
