@@ -7,6 +7,7 @@ from tests.planted.fault import Fault
 __all__ = ["FAULTS"]
 
 _GUARD = "tests/unit/cli/test_guard.py::"
+_ONCE = "tests/integration/cli/test_run_once.py::"
 _SIGNALS = "tests/integration/cli/test_run_signals.py::"
 
 FAULTS = (
@@ -86,5 +87,19 @@ FAULTS = (
         "on_lost=guard.note_loss,\n    )\n    try:\n        with signals.interrupting():\n            return semaphore",
         "on_lost=None,\n    )\n    try:\n        with signals.interrupting():\n            return semaphore",
         "tests/integration/cli/test_run_permits.py::test_command_is_ended_where_the_permit_is_lost",
+    ),
+    Fault(
+        "command that fails counts as done",
+        "_cli/run.py",
+        "if code == 0 and isinstance(lock, Lock)",
+        "if isinstance(lock, Lock)",
+        f"{_ONCE}test_command_that_fails_is_run_by_the_next_process",
+    ),
+    Fault(
+        "command is run again by a process that has waited for it",
+        "_cli/run.py",
+        "if _is_done(client, arguments):  # it was done meanwhile",
+        "if False:",
+        f"{_ONCE}test_others_wait_until_the_command_is_done",
     ),
 )

@@ -1,4 +1,4 @@
-"""Processes of `redislock run`, and commands for them to run. Nothing here asserts what they should do."""
+"""Processes of `redislock`, and commands for them to run. Nothing here asserts what they should do."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ GRANDCHILD = ["sh", "-c", "sh -c 'echo begun; exec sleep 60'; :"]
 
 
 class Run:
-    """A process of `redislock run`. The end of its output says that every process that it has started is over.
+    """A process of `redislock`. The end of its output says that every process that it has started is over.
 
     Args:
         port: the server's.
         arguments: the rest of the command line.
+        command: of `redislock`.
         wrapper: a command that runs it.
         environment: added to that of the tests.
     """
@@ -35,12 +36,13 @@ class Run:
         self,
         port: int,
         *arguments: str,
+        command: str = "run",
         wrapper: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         url = {"REDISLOCK_URL": f"redis://127.0.0.1:{port}"}
         self.process = subprocess.Popen(
-            [*wrapper, *REDISLOCK, "run", *arguments],
+            [*wrapper, *REDISLOCK, command, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -87,7 +89,7 @@ class Run:
 
 
 class Runs:
-    """Starts processes of `redislock run`: `runs(port, "-n", "name", "--", "true")`."""
+    """Starts processes of `redislock`: `runs(port, "-n", "name", "--", "true")`."""
 
     def __init__(self) -> None:
         self._started: list[Run] = []
@@ -96,10 +98,11 @@ class Runs:
         self,
         port: int,
         *arguments: str,
+        command: str = "run",
         wrapper: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Run:
-        self._started.append(Run(port, *arguments, wrapper=wrapper, environment=environment))
+        self._started.append(Run(port, *arguments, command=command, wrapper=wrapper, environment=environment))
         return self._started[-1]
 
     def clear(self) -> None:
@@ -110,7 +113,7 @@ class Runs:
 
 @pytest.fixture
 def runs() -> Iterator[Runs]:
-    """Starts processes of `redislock run`, which do not outlive the test."""
+    """Starts processes of `redislock`, which do not outlive the test."""
     started = Runs()
     yield started
     started.clear()

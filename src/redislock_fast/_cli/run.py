@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
-import os
-import shlex
-import threading
 import time
-from collections.abc import Callable
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +15,21 @@ from redislock_fast._cli.child import Child
 from redislock_fast._cli.connecting import add_connection, client_of
 from redislock_fast._cli.exits import CommandError, Exit, say
 from redislock_fast._cli.guard import Guard
+from redislock_fast._cli.holding import (
+    acquired,
+    add_command,
+    environment_of,
+    exit_code,
+    finish,
+    prepare,
+    seconds,
+    ttl,
+    words_of,
+)
 from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.scanning import positive_int
 from redislock_fast._cli.signals import Interrupted, Signals
+from redislock_fast._procedures.once import looking, noting_done
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._queue.reporting import described, naming_several, reporting
 from redislock_fast._transport.greeting import introduce_as
@@ -35,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["add_to"]
 
 _TTL_S = 30.0
-_RELEASE_LIMIT_S = 3.0
 _REPORT_LIMIT_S = 3.0
 
 
@@ -44,12 +50,10 @@ def add_to(commands: Any) -> None:
     parser: CommandParser = commands.add_parser(
         "run",
         help="run a program while holding a lock, or one of several permits",
-        usage="redislock run [OPTIONS] NAME -- COMMAND [ARGUMENTS]",
         description="Run a program while holding a lock, which is renewed meanwhile. The program is ended if the lock"
         " is lost. With --limit, several may run at once.",
     )
-    parser.usage_code = Exit.OWN_FAULT
-    parser.complain = _forgotten_name
+    prepare(parser, "run")
     parser.add_argument(
         "--limit",
         type=positive_int,
@@ -76,6 +80,13 @@ def add_to(commands: Any) -> None:
         help="keep the lock so long, also if the program ends earlier",
     )
     parser.add_argument(
+        "--once-done",
+        dest="done_for_s",
+        type=ttl,
+        metavar="SECONDS",
+        help="run the program only if it has not ended with 0 by another `run` in the last SECONDS; wait for that",
+    )
+    parser.add_argument(
         "--on-lost",
         choices=["kill", "warn"],
         default="kill",
@@ -86,8 +97,7 @@ def add_to(commands: Any) -> None:
         "-v", "--verbose", action="store_true", help="say how long it took to acquire the lock, and what is run"
     )
     add_connection(parser)
-    parser.add_argument("name", metavar="NAME", type=name, help="the lock, or the semaphore")
-    parser.add_argument("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the program and its arguments")
+    add_command(parser, "the lock, or the semaphore")
     parser.set_defaults(command=_run)
 
 
@@ -111,45 +121,10 @@ def _add_refusal(parser: CommandParser) -> None:
     )
 
 
-def seconds(text: str) -> float:
-    """Read a time. Argparse quotes the name of this function for text that is no number."""
-    number = float(text)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no time")
-    return number
-
-
-def ttl(text: str) -> float:
-    """Read a ttl, as `seconds` does."""
-    number = float(text)
-    positive_ms(number, "ttl")
-    return number
-
-
-def exit_code(text: str) -> int:
-    """Read an exit code, as `seconds` does."""
-    code = int(text)
-    if not 0 <= code <= 255:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 255")
-    return code
-
-
-def name(text: str) -> str:
-    """Read a lock's name, as `seconds` does."""
-    text.encode()  # a ValueError where the bytes of the command line are no text
-    return text
-
-
-def _forgotten_name(given: list[str], parsed: argparse.Namespace) -> str | None:
-    """The complaint about a `--` with the command alone: argparse takes the first word after it for the name."""
-    after = given[given.index("--") + 1 :] if "--" in given else []
-    if len(after) <= len(parsed.words) or parsed.words[:1] == ["--"]:
-        return None
-    return f"NAME is missing: the name of the lock stands before the --, as in: run NAME -- {shlex.join(after)}"
-
-
 def _run(arguments: argparse.Namespace) -> int:
-    words = _words_of(arguments)
+    words = words_of(arguments)
+    if arguments.done_for_s is not None and (arguments.limit is not None or arguments.at_least_s):
+        raise CommandError("--once-done goes with neither --limit nor --at-least")
     client = client_of(arguments)
     introduce_as(f"redislock:{PurePath(words[0]).name}")
     began = clock()
@@ -157,6 +132,8 @@ def _run(arguments: argparse.Namespace) -> int:
     lock_name: str = arguments.name
     what = f"the lock {lock_name!r}" if arguments.limit is None else f"the permit of the semaphore {lock_name!r}"
     guard = Guard(what, signals, arguments.ttl_s, kills=arguments.on_lost == "kill")
+    if _is_done(client, arguments):
+        return Exit.OK
     try:
         lock = _acquired(client, arguments, signals, guard)
     except Interrupted as interrupt:
@@ -165,35 +142,26 @@ def _run(arguments: argparse.Namespace) -> int:
         refusal = _refusal if arguments.limit is None else _refusal_of_permit
         raise CommandError(refusal(client, lock_name), arguments.refusal_code)
     keep_until = clock() + arguments.at_least_s
-    if arguments.verbose:
-        say(f"acquired {what} after {clock() - began:.3f} s, running {words[0]!r}")
     try:
-        child = Child(words, _environment(lock_name, lock))
-    except CommandError:
-        _finish(lock, what, lock.release)
+        if _is_done(client, arguments):  # it was done meanwhile
+            finish(lock, what, lock.release)
+            return Exit.OK
+        if arguments.verbose:
+            say(f"acquired {what} after {clock() - began:.3f} s, running {words[0]!r}")
+        child = Child(words, environment_of(lock_name, fence=lock.fence if isinstance(lock, Lock) else None))
+    except (CommandError, RedisError):
+        finish(lock, what, lock.release)
         raise
     code = guard.run(lock, child)
     child.forget()
+    if code == 0 and isinstance(lock, Lock) and arguments.done_for_s is not None and not guard.has_ended_it:
+        _note_done(client, lock, arguments.done_for_s)
     if guard.loss is None:
-        _finish(lock, what, lambda: _give_back(client, lock, keep_until))
+        finish(lock, what, lambda: _give_back(client, lock, keep_until))
     if guard.has_ended_it:
         cause = "could not be renewed in time" if guard.loss is None else f"was lost ({guard.loss})"
         raise CommandError(f"the command was ended, since {what} {cause}", Exit.LOST)
     return code
-
-
-def _words_of(arguments: argparse.Namespace) -> list[str]:
-    """The command and its arguments."""
-    words: list[str] = arguments.words
-    if words[:1] == ["--"]:
-        words = words[1:]
-    elif words and words[0].startswith("-"):
-        raise CommandError(f"options stand before the name of the lock: {words[0]}")
-    if not words:
-        raise CommandError("a command is missing: redislock run [OPTIONS] NAME -- COMMAND [ARGUMENTS]")
-    if os.name != "posix":
-        raise CommandError("run needs process groups and signals, which this system lacks")
-    return words
 
 
 def _acquired(client: Client, arguments: argparse.Namespace, signals: Signals, guard: Guard) -> Lock | Permit | None:
@@ -220,13 +188,7 @@ def _acquired_with(
         on_lost=guard.note_loss,
         fencing=fencing,
     )
-    try:
-        with signals.interrupting():
-            return lock if lock.acquire() else None
-    except Interrupted:
-        if lock.valid:  # the signal came when it had been acquired
-            _finish(lock, f"the lock {lock.name!r}", lock.release)
-        raise
+    return lock if acquired(lock, f"the lock {lock.name!r}", signals) else None
 
 
 def _acquired_permit(client: Client, arguments: argparse.Namespace, signals: Signals, guard: Guard) -> Permit | None:
@@ -274,12 +236,21 @@ def _refusal(client: Client, lock_name: str) -> str:
     return text + f" (token id {report.holder.token_id or 'none: the key is no lock'})"
 
 
-def _environment(lock_name: str, lock: Lock | Permit) -> dict[str, str]:
-    environment = {**os.environ, "REDISLOCK_NAME": lock_name}
-    environment.pop("REDISLOCK_FENCE", None)  # that of a `redislock run` around this one
-    if isinstance(lock, Lock) and lock.fence is not None:
-        environment["REDISLOCK_FENCE"] = str(lock.fence)
-    return environment
+def _is_done(client: Client, arguments: argparse.Namespace) -> bool:
+    """Whether the command is not to be run, since another run has ended not long ago."""
+    if arguments.done_for_s is None:
+        return False
+    transport = transport_of(client)
+    is_done: bool = drive(transport, looking(transport.encoding.key_of(arguments.name)))
+    if is_done and arguments.verbose:
+        say(f"{arguments.name!r} is done: the command is not run")
+    return is_done
+
+
+def _note_done(client: Client, lock: Lock, done_for_s: float) -> None:
+    """Note that the command has done it, while the lock is still held. Trouble is reported."""
+    noting = noting_done(lock, positive_ms(done_for_s, "done_for"))
+    finish(lock, f"{lock.name!r}", lambda: drive(transport_of(client), noting), "is done, but that could not be noted")
 
 
 def _give_back(client: Client, lock: Lock | Permit, keep_until: float) -> None:
@@ -294,22 +265,3 @@ def _give_back(client: Client, lock: Lock | Permit, keep_until: float) -> None:
     else:
         transport = transport_of(client)
         transport.execute(Reacquire(transport.encoding.key_of(lock.name), handle.token, positive_ms(rest_s, "rest")))
-
-
-def _finish(lock: Lock | Permit, what: str, work: Callable[[], object]) -> None:
-    """Do the work that ends the holding. Trouble is reported, and never delays the exit for long."""
-    trouble: list[object] = ["no reply in time"]
-
-    def do() -> None:
-        try:
-            work()
-            trouble.clear()
-        except Exception as error:
-            trouble[:] = [error]
-
-    limit_s = min(lock.remaining(), _RELEASE_LIMIT_S)
-    worker = threading.Thread(target=do, daemon=True)
-    worker.start()
-    worker.join(limit_s)
-    if trouble:
-        say(f"{what} was not released, and ends by its ttl: {trouble[0]}")

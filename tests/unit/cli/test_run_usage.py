@@ -20,6 +20,7 @@ from redislock_fast._cli.main import main
         (["-t", "0", "name", "true"], "argument -t: invalid ttl value: '0'"),
         (["--at-least", "-1", "name", "true"], "argument --at-least: -1 is no time"),
         (["n\udcff", "true"], "argument NAME: invalid name value: 'n\\udcff'"),
+        (["--once-done", "0", "name", "true"], "argument --once-done: invalid ttl value: '0'"),
         (["-E", "256", "name", "true"], "argument -E: 256 is not between 0 and 255"),
         (["--on-lost", "redis://:canary@host", "name"], "redis://...@host"),
         (["--", "echo", "hi there"], "the name of the lock stands before the --, as in: run NAME -- echo 'hi there'"),
@@ -41,6 +42,8 @@ def test_wrong_options_exit_as_with_timeout(capsys: pytest.CaptureFixture[str], 
         (["name", "--"], "a command is missing"),
         (["--", "-name", "--"], "a command is missing"),
         (["name", "-n", "--", "true"], "options stand before the name of the lock: -n"),
+        (["--once-done", "60", "--limit", "2", "name", "true"], "--once-done goes with neither"),
+        (["--once-done", "60", "--at-least", "2", "name", "true"], "--once-done goes with neither"),
     ],
 )
 def test_wrong_order_exits_as_with_timeout(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
