@@ -7,6 +7,7 @@ from tests.planted.fault import Fault
 __all__ = ["FAULTS"]
 
 _GUARD = "tests/unit/cli/test_guard.py::"
+_LEAD = "tests/integration/cli/test_lead.py::"
 _ONCE = "tests/integration/cli/test_run_once.py::"
 _SIGNALS = "tests/integration/cli/test_run_signals.py::"
 
@@ -101,5 +102,40 @@ FAULTS = (
         "if _is_done(client, arguments):  # it was done meanwhile",
         "if False:",
         f"{_ONCE}test_others_wait_until_the_command_is_done",
+    ),
+    Fault(
+        "leader's command is not told its term",
+        "_cli/lead.py",
+        "environment_of(lock.name, term=lock.fence)",
+        "environment_of(lock.name)",
+        f"{_LEAD}test_command_is_told_its_term",
+    ),
+    Fault(
+        "command is told the term of another election around it",
+        "_cli/holding.py",
+        "        environment.pop(variable, None)\n",
+        "        environment.get(variable, None)\n",
+        f"{_LEAD}test_command_is_told_its_term",
+    ),
+    Fault(
+        "leader's command that was told to end is run again",
+        "_cli/lead.py",
+        "if passed_on & _ENDS or code - 128 in passed_on:",
+        "if code - 128 in passed_on:",
+        "tests/unit/cli/test_lead.py::test_when_a_command_is_run_again",
+    ),
+    Fault(
+        "what a leader's command has started outlives its term",
+        "_cli/lead.py",
+        "        guard.end_others(lock, child)\n",
+        "",
+        f"{_LEAD}test_nothing_of_the_command_outlives_its_term",
+    ),
+    Fault(
+        "leader whose term was lost does not campaign again",
+        "_cli/lead.py",
+        "        if not guard.has_ended_it:\n            return code\n",
+        "        return code\n",
+        f"{_LEAD}test_term_that_is_lost_ends_the_command_and_another_one_begins",
     ),
 )

@@ -37,6 +37,7 @@ class Guard:
 
     Attributes:
         loss: why the lock was lost; None where it was not, as far as is known.
+        passed_on: the signals that the command was given.
     """
 
     def __init__(self, what: str, signals: Signals, ttl_s: float, kills: bool) -> None:
@@ -49,6 +50,7 @@ class Guard:
         self._has_termed = False
         self._is_over = False
         self.loss: LossReason | None = None
+        self.passed_on: set[int] = set()
 
     def note_loss(self, _: Any, reason: LossReason) -> None:
         """The lock's `on_lost`."""
@@ -96,8 +98,19 @@ class Guard:
             return _LONGEST_WAIT_S
         return min((self._kill_at if self._has_termed else term_at) - now, _LONGEST_WAIT_S)
 
-    @staticmethod
-    def _pass_on(number: int, child: Child) -> None:
+    def end_others(self, lock: Lock | Permit, child: Child) -> None:
+        """End what an ended command has left of its group, as the command is ended where the lock is lost."""
+        if not child.has_left_others():
+            return
+        child.send(signal.SIGTERM)
+        kill_at = min(clock() + self._grace_s, self._kill_after_loss_at)
+        while clock() < kill_at and lock.remaining() > self._margin_s and child.has_left_others():
+            for number in self._signals.wait(_LEFT_OTHERS_WAIT_S):
+                self._pass_on(number, child)
+        child.send(signal.SIGKILL)
+
+    def _pass_on(self, number: int, child: Child) -> None:
+        self.passed_on.add(number)
         if number in STOPS:  # a group whose session has no terminal ignores these
             child.send(signal.SIGSTOP)
             stop()

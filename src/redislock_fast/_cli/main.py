@@ -16,7 +16,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
-from redislock_fast._cli import breaking, completion, doctor, leader, limit, ls, run, show, top
+from redislock_fast._cli import breaking, completion, doctor, lead, leader, limit, ls, run, show, top
 from redislock_fast._cli.exits import CommandError, Exit, say
 from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._version import __version__
@@ -37,6 +37,7 @@ def _parser() -> CommandParser:
     top.add_to(commands)
     breaking.add_to(commands)
     limit.add_to(commands)
+    lead.add_to(commands)
     leader.add_to(commands)
     doctor.add_to(commands)
     completion.add_to(commands, parser)
