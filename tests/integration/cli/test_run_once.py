@@ -7,6 +7,7 @@ import redis
 
 from redislock_fast import Lock, once
 from redislock_fast.server import Server
+from tests.integration.cli.conftest import Command
 from tests.support.running import ECHO, Runs
 from tests.support.waiting import FAR_S, until_queued
 
@@ -16,13 +17,16 @@ DONE = "{name}:rlf:done"
 ONCE = ("--once-done", "60")
 
 
-def test_others_wait_until_the_command_is_done(runs: Runs, valkey: Server, valkey_client: redis.Redis) -> None:
+def test_others_wait_until_the_command_is_done(
+    runs: Runs, valkey: Server, valkey_client: redis.Redis, redislock: Command
+) -> None:
     first = runs(valkey.port, *ONCE, "name", *ECHO)
     assert first.line() == "begun\n"
     others = [runs(valkey.port, *ONCE, "name", "echo", "runs") for _ in range(2)]
     until_queued(valkey_client, "name", 2)
     assert [first.end(), *(run.end() for run in others)] == [(0, "", "")] * 3
     assert (valkey_client.exists("name"), 0 < valkey_client.pttl(DONE) <= 60_000) == (0, True)
+    assert redislock("ls", "--url", valkey.url, "*").err == "redislock: no locks\n"
     with Lock(valkey_client, "name", timeout=FAR_S):  # which is not even asked for
         late = runs(valkey.port, "-v", *ONCE, "name", "echo", "runs")
         assert late.end() == (0, "", "redislock: 'name' is done: the command is not run\n")

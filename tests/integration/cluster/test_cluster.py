@@ -16,7 +16,7 @@ import redis.asyncio
 import redis.lock
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast import Lock
+from redislock_fast import Lock, once
 from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
 from tests.integration.waiting.test_asyncio_giving_up import DropAt
@@ -59,6 +59,14 @@ def test_every_operation(client: redis.RedisCluster, place: Place) -> None:
         with pytest.raises(LockNotOwnedError):
             lock.release()
         lock.acquire()
+
+
+def test_job_that_is_done_is_noted_in_the_slot_of_its_lock(client: redis.RedisCluster, place: Place) -> None:
+    run = once(client, place.name, timeout=FAR_S, others="wait", done_for=FAR_S, on_skip=lambda _: "done")(
+        lambda: "ran"
+    )
+    assert [run(), run()] == ["ran", "done"]
+    assert (place.keys_at(place.home), client.exists(place.name)) == (1, 0)
 
 
 def test_the_original_excludes_ours_and_ours_the_original(client: redis.RedisCluster, place: Place) -> None:
