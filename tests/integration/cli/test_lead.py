@@ -80,7 +80,7 @@ def test_command_that_fails_is_run_again_until_it_succeeds(runs: Runs, valkey: S
 def test_command_that_is_always_run_again_ends_with_its_process(
     runs: Runs, valkey: Server, valkey_client: redis.Redis
 ) -> None:
-    run = lead(runs, valkey.port, *ASK, options=("--restart", "always"))
+    run = lead(runs, valkey.port, *ASK, options=(*FAR, "--restart", "always"))
     assert run.line() == "term 1\n"
     run.say("0\n")
     assert (run.trouble(), run.line()) == (again(0, 1), "term 2\n")
@@ -90,7 +90,7 @@ def test_command_that_is_always_run_again_ends_with_its_process(
 
 def test_signal_ends_the_process_if_it_has_ended_the_command(runs: Runs, valkey: Server) -> None:
     reload = "trap 'echo reloaded' HUP; echo begun; read -r line || read -r line"
-    run = lead(runs, valkey.port, "sh", "-c", reload, options=("--restart", "always"))
+    run = lead(runs, valkey.port, "sh", "-c", reload, options=(*FAR, "--restart", "always"))
     assert run.line() == "begun\n"
     run.send(signal.SIGHUP)
     assert run.line() == "reloaded\n"
@@ -200,7 +200,7 @@ def test_leader_is_known_with_its_value(
 def test_what_cannot_be_run_ends_with_the_codes_of_run(
     runs: Runs, valkey: Server, valkey_client: redis.Redis, tmp_path: Path
 ) -> None:
-    not_there = lead(runs, valkey.port, str(tmp_path / "not-there"), options=("--restart", "always"))
+    not_there = lead(runs, valkey.port, str(tmp_path / "not-there"), options=(*FAR, "--restart", "always"))
     no_server = lead(runs, free_port(), "true")
     assert not_there.end() == (127, "", f"redislock: cannot run '{tmp_path}/not-there': No such file or directory\n")
     assert not valkey_client.exists("beat")
