@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hiredis
-
-from redislock_fast._pipe.base import Args, Malformed, Reply
+from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.keys import done_key
-from redislock_fast._protocol.operation import Refused, TokenOperation
+from redislock_fast._protocol.operation import TokenOperation
 from redislock_fast._protocol.scripts import DONE
 
 __all__ = ["Done"]
@@ -38,8 +36,5 @@ class Done(TokenOperation):
         if type(reply) is int and reply in (0, 1):
             self.result = reply == 1
             return True
-        if not isinstance(reply, hiredis.ReplyError):
-            raise Malformed(reply)
-        if self.error_code(reply) != "NOSCRIPT":
-            raise Refused(str(reply))
+        self.go_on_with_text(reply)
         return False
