@@ -36,6 +36,8 @@ RULES = [
     (r" *_is_for_tasks = True\n", ""),
     (r", current_task\(\)", ""),
     (r" *\"?cancel_on_lost(?:: bool = False|\": cancel_on_lost),\n", ""),
+    (r" *\"?max_stall(?:: float \| None = None|\": max_stall|=max_stall),\n", ""),
+    (r"auto_renew: bool \| Literal\[\"loop\"\]", "auto_renew: bool"),
     (r", task(?=\))", ""),
     (r" *task: asyncio\.Task\[Any\] \| None,\n", ""),
     (r"    # The task that calls a method owns the lock.*\n\n", ""),
@@ -79,7 +81,7 @@ RULES = [
     (r" *What these return is awaited where it is an awaitable\.\n\n", ""),
     (r"\bA cancelled", "An interrupted"),
     (r"is cancelled", "is interrupted"),
-    (r" +cancel_on_lost: .*\n(?: {12}.*\n)+", ""),
+    (r" +(?:cancel_on_lost|max_stall): .*\n(?: {12}.*\n)+", ""),
     (
         r"(once,\n +)in the event loop\. An awaitable that it returns is awaited\.",
         r"\1in a thread of its own. Another thread may use the batch meanwhile, so it must not call the batch.",

@@ -222,7 +222,14 @@ class Election:
         check_callbacks(on_started=on_started, on_stopped=on_stopped, on_new_leader=on_new_leader)
         self._value = encoded(value)
         self._new_lock = partial(
-            Lock, client, name, timeout, sleep=sleep, thread_local=False, fencing=True, auto_renew=True
+            Lock,
+            client,
+            name,
+            timeout,
+            sleep=sleep,
+            thread_local=False,
+            fencing=True,
+            auto_renew=True,
         )
         self._sleep = sleep
         self._on_started = on_started

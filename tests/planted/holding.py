@@ -311,4 +311,63 @@ FAULTS = (
         "    if False:\n",
         "tests/integration/metrics/test_storms.py::test_interrupt_at_any_line_leaves_nothing_counted[noted]",
     ),
+    Fault(
+        "loop that hangs keeps its locks",
+        "_renewal/off_loop.py",
+        "elif watch.stalled_s(now) >= lease.max_stall_s:",
+        "elif watch.stalled_s(now) < 0:",
+        ("tests/unit/renewal/test_off_loop.py::test_loop_is_stalled_since_the_first_question_that_it_has_not_answered"),
+    ),
+    Fault(
+        "loop counts as stalled though it has answered",
+        "_renewal/off_loop.py",
+        "            self.call(self._answer)\n",
+        "",
+        ("tests/unit/renewal/test_off_loop.py::test_loop_is_stalled_since_the_first_question_that_it_has_not_answered"),
+    ),
+    Fault(
+        "release that overtakes a renewal of its task is told as a loss",
+        "_procedures/loss.py",
+        "        return lease.over\n",
+        "        lease.over = False\n        return False\n",
+        "tests/unit/renewal/test_off_loop.py::test_release_that_overtakes_a_renewal_is_told_as_no_loss",
+    ),
+    Fault(
+        "locks of a closed loop are renewed",
+        "_renewal/off_loop.py",
+        "            if watch.is_closed:\n",
+        "            if False:\n",
+        ("tests/unit/renewal/test_off_loop.py::test_lease_of_a_closed_loop_is_let_go_and_that_of_a_stopped_one_waits"),
+    ),
+    Fault(
+        "locks of a stopped loop are renewed",
+        "_renewal/off_loop.py",
+        "            elif not watch.is_running:\n",
+        "            elif False:\n",
+        ("tests/unit/renewal/test_off_loop.py::test_lease_of_a_closed_loop_is_let_go_and_that_of_a_stopped_one_waits"),
+    ),
+    Fault(
+        "lock that a busy loop holds is renewed in the loop",
+        "_lease/options.py",
+        'self.is_off_loop = self.auto_renew and auto_renew != "loop"',
+        "self.is_off_loop = False",
+        "tests/integration/holding/test_off_loop.py::test_thread_connects_by_a_unix_socket_and_by_url[asyncio]",
+    ),
+    Fault(
+        "lock is lost where the renewing thread cannot connect",
+        "_renewal/off_loop.py",
+        "                side.watch.call(self._accept, lease.record)\n",
+        "                pass\n",
+        (
+            "tests/unit/renewal/test_off_loop.py::"
+            "test_loop_takes_over_what_a_thread_that_never_connected_could_not_renew"
+        ),
+    ),
+    Fault(
+        "task that knows of the loss is cancelled for it",
+        "_procedures/lease.py",
+        "        lease.task = None\n",
+        "        pass\n",
+        ("tests/unit/renewal/test_off_loop.py::test_task_that_has_met_the_loss_before_it_is_told_is_not_cancelled"),
+    ),
 )

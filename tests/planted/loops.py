@@ -73,8 +73,8 @@ FAULTS = (
     Fault(
         "task that is releasing is cancelled for a loss",
         "_renewal/loop.py",
-        "        task = None if lease.task is None or lease.over else lease.task()\n",
-        "        task = None if lease.task is None else lease.task()\n",
+        "        task = None if holder is None or lease.over else holder()\n",
+        "        task = None if holder is None else holder()\n",
         "tests/integration/holding/test_asyncio.py::test_task_that_has_a_helper_release_is_not_cancelled",
     ),
     Fault(

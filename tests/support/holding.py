@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,8 +16,9 @@ import redis
 from redis.exceptions import RedisError
 
 from redislock_fast import Handle, LockLostError, LossReason
+from redislock_fast.asyncio import Lock
 from redislock_fast.server import Server
-from tests.support.helpers import wait_until
+from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.times import clock
 from tests.support.transports import note_acquires
 from tests.support.waiting import FAR_S, Callers, Contender
@@ -157,3 +159,29 @@ def until_passed(admin: redis.Redis, seconds: float) -> None:
 def hold_the_gil(seconds: float) -> None:
     """Let nothing else run in this process for so long, as an extension that does not release the GIL may."""
     ctypes.PyDLL(None).usleep(round(1e6 * seconds))
+
+
+def until_in_busy_loop(condition: Callable[[], object], what: str) -> None:
+    """Return once the condition is true. The running loop does nothing else meanwhile."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > give_up:
+            raise AssertionError(f"did not happen: {what}")
+        time.sleep(0.005)
+
+
+def renewed(read_ms: Callable[[], int]) -> Callable[[], bool]:
+    """Says whether what reads the rest of a ttl has ever shown it longer than before."""
+    rests = [read_ms()]
+
+    def is_renewed() -> bool:
+        rests.append(read_ms())
+        return rests[-1] > rests[-2]
+
+    return is_renewed
+
+
+async def renewed_in_busy_loop(client: Any, admin: Any, name: str = "name") -> None:
+    """Hold a lock until it is renewed in spite of a busy loop."""
+    async with Lock(client, name, **RENEWED):
+        until_in_busy_loop(renewed(lambda: int(admin.pttl(name))), "it is renewed")

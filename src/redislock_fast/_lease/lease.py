@@ -39,6 +39,9 @@ _DANGER = 1 / 3
 """The part of the ttl that is left when `on_danger` is called: three attempts or more have failed by then, and what it
 stops has the time of as many. Kubernetes' leaders give up with 5 of 15 s left, by default."""
 
+_MOST_STALLED = 3
+"""For how many ttls an event loop may not run, by default, until its locks are renewed no more."""
+
 _RETRY = 0.1  # the part of the ttl between two attempts
 _UNANSWERED = (LossReason.EXPIRED, LossReason.SERVER_GONE)
 
@@ -243,6 +246,12 @@ class Lease:
     def _ends_at(self) -> float:
         """When renewal ends, in the clock's seconds."""
         return math.inf if self.options.max_hold_s is None else self.begun + self.options.max_hold_s
+
+    @property
+    def max_stall_s(self) -> float:
+        """For how many seconds the owner's event loop may not run until the lease is given up."""
+        most_s = self.options.max_stall_s
+        return _MOST_STALLED * (self.ttl_ms or 0) / 1000 if most_s is None else most_s
 
     def renewal_ms(self, now: float) -> int | None:
         """The ttl that a renewal would set now, in milliseconds; None where that would not prolong the lease."""

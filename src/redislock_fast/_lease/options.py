@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from redislock_fast._lease.logs import CALL_LOG, logs_calls
 from redislock_fast._lease.metrics import installed
@@ -53,7 +53,8 @@ if TYPE_CHECKING:  # at run time, it would only add to the import time
     class OptionSettings(TypedDict, Generic[Lock], total=False):
         """The parameters of `Options`, as a lock takes them."""
 
-        auto_renew: bool
+        auto_renew: bool | Literal["loop"]
+        max_stall: float | None
         max_hold: float | None
         on_lost: Callable[[Lock, LossReason], object] | None
         cancel_on_lost: bool
@@ -154,6 +155,20 @@ def linger_ms_of(linger: float | None, ttl_ms: int | None) -> int | None:
     return positive_ms(linger, "linger")
 
 
+def _check_renewal(auto_renew: object, max_stall: object, max_hold: object) -> None:
+    """Check that the options of renewal go together.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if isinstance(auto_renew, str) and auto_renew != "loop":
+        raise ValueError(f"auto_renew must be True, False or 'loop', not {auto_renew!r}")
+    if max_stall is not None and (not auto_renew or auto_renew == "loop"):
+        raise ValueError("max_stall limits how long a thread renews for a stalled loop: it needs auto_renew=True")
+    if max_hold is not None and not auto_renew:
+        raise ValueError("max_hold limits how long a lock is renewed: it needs auto_renew=True")
+
+
 def _is_given(option: object) -> bool:
     return option is not None
 
@@ -164,6 +179,8 @@ class Options:
     The parameters are those of `redislock_fast.Lock`.
 
     Attributes:
+        is_off_loop: whether a thread is to renew the locks of tasks, unless none can connect as the client does.
+        max_stall_s: for how many seconds their loop may not run then; None: for three ttls.
         max_hold_s: after how many seconds at most the lock ends; None: it is renewed as long as it is held.
         wait_ms: how many milliseconds to wait for the replicas.
         watches: whether a loss must be prevented or reported.
@@ -180,7 +197,8 @@ class Options:
         self,
         *,
         adaptive: AdaptiveTTL | None = None,
-        auto_renew: bool = False,
+        auto_renew: bool | Literal["loop"] = False,
+        max_stall: float | None = None,
         max_hold: float | None = None,
         on_lost: Callable[[Any, LossReason], Any] | None = None,
         cancel_on_lost: bool = False,
@@ -194,8 +212,7 @@ class Options:
         on_wanted: Callable[[Any], Any] | None = None,
         on_danger: Callable[[Any], Any] | None = None,
     ) -> None:
-        if max_hold is not None and not auto_renew:
-            raise ValueError("max_hold limits how long a lock is renewed: it needs auto_renew=True")
+        _check_renewal(auto_renew, max_stall, max_hold)
         check_callback("on_lost", on_lost)
         check_callback("on_wanted", on_wanted)
         check_callback("on_danger", on_danger)
@@ -213,6 +230,8 @@ class Options:
                 raise TypeError(f"metrics needs {method}(), which {type(metrics).__name__} does not have")
         self.adaptive = adaptive
         self.auto_renew = bool(auto_renew)
+        self.is_off_loop = self.auto_renew and auto_renew != "loop"
+        self.max_stall_s = None if max_stall is None else positive_ms(max_stall, "max_stall") / 1000
         self.max_hold_s = None if max_hold is None else positive_ms(max_hold, "max_hold") / 1000
         self.on_lost = on_lost
         self.cancel_on_lost = bool(cancel_on_lost)
@@ -268,10 +287,14 @@ class Options:
         """
         if self.cancel_on_lost and not for_tasks:
             raise ValueError("cancel_on_lost cancels a task, and this lock is not an asyncio lock: use on_lost")
+        if not for_tasks and (self.max_stall_s is not None or (self.auto_renew and not self.is_off_loop)):
+            raise ValueError("max_stall and auto_renew='loop' are for asyncio locks, semaphores and elections")
         if self.auto_renew and ttl_ms is None:
             raise ValueError("auto_renew needs a timeout: a lock that does not expire is not renewed")
         if self.max_hold_s is not None and ttl_ms is not None and self.max_hold_s * 1000 < ttl_ms:
             raise ValueError("max_hold is shorter than the timeout")
+        if self.max_stall_s is not None and ttl_ms is not None and self.max_stall_s * 1000 < ttl_ms:
+            raise ValueError("max_stall is shorter than the timeout")
         linger_ms_of(self.linger, ttl_ms)
         if self.wait_replicas and ttl_ms is None:
             raise ValueError("wait_replicas needs a timeout: a lock that is not replicated must expire")

@@ -22,7 +22,7 @@ from redislock_fast._lease.metrics import (
     report_later,
 )
 from redislock_fast._lease.options import Options
-from redislock_fast._lease.owner import Owner, ThreadOwners
+from redislock_fast._lease.owner import Owner, ThreadOwners, current_task
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._lease.telling import told_of
 from redislock_fast._protocol.steps import Steps
@@ -172,6 +172,8 @@ def raise_lost(
 
 def lost_error(lock: LeaseLock, verb: str, lease: Lease) -> LockLostError:
     reason = lease.loss or LossReason.EXPIRED
+    if lease.task is not None and lease.task() is current_task():  # it knows now: it need not be cancelled
+        lease.task = None
     text = f"Cannot {verb} the {shown_held(lock.name, lease.token)}, which was lost: {reason}"
     return LockLostError(text, lock_name=lock.name, reason=reason)
 

@@ -1,7 +1,11 @@
-"""Renewal for tasks: one renewer for each server and event loop, with a timer of the loop and a task for each batch.
+"""Renewal for tasks: one renewer for each server and event loop, which has a thread renew off the loop where it can.
 
-Thread safety: everything belongs to the loop's thread, except that any thread may call `let_go` and `_dropped`:
-these use atomic methods of dict alone, and hand the loop what must be sent. Any thread may call `drop`, too.
+What it renews by itself, it renews with a timer of the loop and a task for each batch: leases with `auto_renew="loop"`,
+Redlocks, and those of clients as which no thread can connect. So it does with leases that are only watched.
+
+Thread safety: everything belongs to the loop's thread, except that any thread may call `let_go` and `dropped`:
+these use atomic methods of dict alone, and hand the loop what must be sent. Any thread may call `drop`, too. The thread
+of `off_loop.py` uses `watch` by its own rules.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from redislock_fast._lease.lease import DUE_AFTER, Lease
 from redislock_fast._lease.note import Note
 from redislock_fast._lease.telling import telling
 from redislock_fast._procedures.loss import LeaseLoss
+from redislock_fast._renewal.off_loop import LoopWatch, OffLoopRenewer
 from redislock_fast._renewal.schedule import (
     ON_LOST_FAILED,
     Record,
@@ -37,7 +42,7 @@ from redislock_fast._renewal.schedule import (
 )
 from redislock_fast._transport.base import Registry
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
-from redislock_fast._util import fork
+from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LockLostError, LossReason, shown_held
 from redislock_fast._util.times import clock
 
@@ -57,9 +62,21 @@ class LoopRenewer:
         transport: of the server, or of several. It is referenced weakly, so that it goes with the last lock on it.
         loop: the running loop.
         burst: renews a batch of leases there.
+        off_loop: renews leases in a thread; None: no thread can.
+
+    Attributes:
+        watch: by which that thread finds out whether the loop runs.
     """
 
-    def __init__(self, transport: weakref.ref[Any], loop: asyncio.AbstractEventLoop, burst: RenewalBatch) -> None:
+    def __init__(
+        self,
+        transport: weakref.ref[Any],
+        loop: asyncio.AbstractEventLoop,
+        burst: RenewalBatch,
+        off_loop: OffLoopRenewer | None,
+    ) -> None:
+        self.watch = LoopWatch(loop)
+        self._off_loop = off_loop
         self._transport = transport
         self._loop = loop
         self._generation = fork.generation()
@@ -70,7 +87,14 @@ class LoopRenewer:
 
     def keep(self, lease: Lease) -> None:
         """Renew a lease and watch it from now on, or from its new time on."""
-        record = record_of(lease, self._dropped)
+        if self._off_loop is not None and lease.options.is_off_loop and _may_leave(lease):
+            try:
+                self._off_loop.keep(lease, self)
+            except RuntimeError:  # no thread can be started
+                lease.record.side = None
+            else:
+                return
+        record = record_of(lease, self.dropped)
         if record.is_over:
             return
         if self._schedule.add(record, due_at(lease, clock()), (lease.ttl_ms or 0) / 3000):
@@ -78,6 +102,14 @@ class LoopRenewer:
 
     def note(self, note: Note, ttl_ms: int, sent_at: float) -> None:
         """Look at a note in time: the request that began its lease of `ttl_ms` milliseconds left at `sent_at`."""
+        held = note.held
+        if self._off_loop is not None and held is not None and held[4].is_off_loop:
+            try:
+                self._off_loop.note(note, ttl_ms, sent_at, self)
+            except RuntimeError:  # as above
+                pass
+            else:
+                return
         note.renewer, note.listed_ms = self, ttl_ms
         look_by = self._schedule.list_note(note, sent_at + DUE_AFTER * ttl_ms / 1000)
         if look_by is not None:
@@ -85,14 +117,21 @@ class LoopRenewer:
 
     def let_go(self, lease: Lease) -> None:
         """Stop the renewal of a lease, forever."""
-        record = record_of(lease, self._dropped)
+        record = record_of(lease, self.dropped)
         record.is_over = True
-        self._schedule.remove(record)
+        self._remove(record)
 
-    def _dropped(self, record: Record) -> None:
+    def _remove(self, record: Record) -> None:
+        if record.side is None or self._off_loop is None:
+            self._schedule.remove(record)
+        else:
+            self._off_loop.forget_soon(record)
+
+    def dropped(self, record: Record) -> None:
+        """Clean up what a dropped lease has left, and warn. From any thread."""
         if sys.is_finalizing() or not record.was_dropped():
             return
-        self._schedule.remove(record)  # it may be the last reference to other objects
+        self._remove(record)  # it may be the last reference to other objects
         self.drop(record.key, record.token, record.entry)
 
     def drop(self, key: bytes, token: bytes, entry: Any) -> None:
@@ -123,13 +162,13 @@ class LoopRenewer:
             return
         self._timer = None
         self._schedule.looks_at = math.inf
-        for lease in self._schedule.noted():
+        for lease, _ in self._schedule.noted():
             self.keep(lease)
         due = self._schedule.take(clock())
         transport = self._transport()
         if due and transport is not None:
             losses: list[LeaseLoss] = []
-            self._tell_of_danger(due)
+            self._tell_of_dangers(due)
             burst = self._run(self._renewal_batch(transport, due, losses))
             burst.add_done_callback(partial(self._settle, due, losses))
         self._set_timer()
@@ -146,10 +185,14 @@ class LoopRenewer:
         if fault is not None:  # a bug of ours must not end all renewal
             logger.error("Locks could not be renewed.", exc_info=fault)
         late = late_entries(losses)
-        self._tell_of_danger(due)
+        self._tell_of_dangers(due)
         for lease in due:
             self.keep(lease)
         self._clean_up(late)
+        self.tell_all(losses)
+
+    def tell_all(self, losses: list[LeaseLoss]) -> None:
+        """Tell of each loss."""
         for lease, reason in losses:
             self.tell(lease, reason)
 
@@ -158,8 +201,7 @@ class LoopRenewer:
 
         A task that has found out the loss itself, by a call, is not cancelled, nor is one that is releasing.
         """
-        lock = lease.lock()
-        on_lost = lease.options.on_lost
+        lock, on_lost, holder = lease.lock(), lease.options.on_lost, lease.task
         if on_lost is not None and lock is not None:
             try:
                 with telling(lease):
@@ -168,7 +210,7 @@ class LoopRenewer:
                         self._run(_logged(answer, lease, reason))
             except Exception:
                 logger.exception(ON_LOST_FAILED, shown_held(lease.key, lease.token), reason)
-        task = None if lease.task is None or lease.over else lease.task()
+        task = None if holder is None or lease.over else holder()
         if lease.options.cancel_on_lost and task is not None and task is not asyncio.current_task():
             name = None if lock is None else lock.name
             text = f"The {shown_held(lease.key, lease.token)} was lost while it was held"
@@ -181,9 +223,14 @@ class LoopRenewer:
         """Call `on_wanted` for a lock that another caller waits for."""
         self._call("on_wanted", lease)
 
-    def _tell_of_danger(self, leases: list[Lease]) -> None:
+    def _tell_of_dangers(self, leases: list[Lease]) -> None:
         """Call `on_danger` for those of the leases that are in danger."""
         for lease in endangered(leases):
+            self._call("on_danger", lease)
+
+    def tell_of_danger(self, lease: Lease) -> None:
+        """Call `on_danger` for a lease that was in danger when the loop was asked to tell."""
+        if lease.loss is None and not lease.over:
             self._call("on_danger", lease)
 
     def _call(self, what: str, lease: Lease) -> None:
@@ -197,6 +244,11 @@ class LoopRenewer:
                 self._run(_awaited(what, answer, lease))
         except Exception:
             logger.exception("%s failed for the %s.", what, shown_held(lease.key, lease.token))
+
+
+def _may_leave(lease: Lease) -> bool:
+    """Whether a thread may renew the lease: not where the loop has taken it over."""
+    return lease.record is None or lease.record.side is not None
 
 
 async def _awaited(what: str, answer: Any, lease: Lease) -> None:
@@ -220,6 +272,10 @@ class _LoopRenewers:
         self._transport = weakref.ref(transport)
         self._renewal_batch = burst
         self._renewers: dict[asyncio.AbstractEventLoop, LoopRenewer] = {}
+        # In greenlets, a thread of ours would wait for what the loop does.
+        is_of_server = burst is _renew_on_server and not patching.is_patched()
+        self._beside = transport.new_beside() if is_of_server else None
+        self._off_loop = None if self._beside is None else OffLoopRenewer(self._beside)
         fork.forget_in_child(self)
 
     def forget(self) -> None:
@@ -233,7 +289,11 @@ class _LoopRenewers:
             for other in list(self._renewers):
                 if other.is_closed():
                     self._renewers.pop(other, None)
-            renewer = self._renewers.setdefault(loop, LoopRenewer(self._transport, loop, self._renewal_batch))
+            fresh = LoopRenewer(self._transport, loop, self._renewal_batch, self._off_loop)
+            renewer = self._renewers.setdefault(loop, fresh)
+            transport = self._transport()
+            if self._beside is not None and transport is not None:
+                transport.of_running_loop().at_end(self._beside)
         return renewer
 
 

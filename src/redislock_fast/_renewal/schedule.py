@@ -64,17 +64,20 @@ class Record(weakref.ref[Lease]):
         key: the lock's name on the wire.
         token: the lock's token.
         pid: the process that may clean up.
+        side: the renewer of the owner's event loop, where a thread renews the lease for that; None: in all other cases.
+            The loop assigns None where no thread can be started, and the thread where it cannot connect.
         ticks: when the lease is due, in the schedule's milliseconds; None: it is not scheduled.
         is_over: whether the lease has ended for the renewer.
     """
 
-    __slots__ = ("entry", "is_over", "key", "pid", "ticks", "token")
+    __slots__ = ("entry", "is_over", "key", "pid", "side", "ticks", "token")
 
-    def __new__(cls, lease: Lease, dropped: Callable[[Any], None]) -> Record:
+    def __new__(cls, lease: Lease, dropped: Callable[[Any], None], side: Any = None) -> Record:  # noqa: ARG004  # below
         """Make a weak reference that calls `dropped`."""
         return super().__new__(cls, lease, dropped)
 
-    def __init__(self, lease: Lease, dropped: Callable[[Any], None]) -> None:  # noqa: ARG002  # which `__new__` has
+    def __init__(self, lease: Lease, dropped: Callable[[Any], None], side: Any = None) -> None:  # noqa: ARG002  # above
+        self.side = side
         self.entry = lease.entry
         self.key = lease.key
         self.token = lease.token
@@ -93,9 +96,9 @@ class Record(weakref.ref[Lease]):
         return True
 
 
-def record_of(lease: Lease, dropped: Callable[[Any], None]) -> Record:
+def record_of(lease: Lease, dropped: Callable[[Any], None], side: Any = None) -> Record:
     """The renewer's reference to a lease. It is made now, unless another thread has just made it."""
-    fresh = None if lease.record is not None else Record(lease, dropped)
+    fresh = None if lease.record is not None else Record(lease, dropped, side)
     with mutex.lock:
         if lease.record is None:
             lease.record = fresh
@@ -149,13 +152,13 @@ class Schedule:
         """Whether there are notes that the renewer has not looked at."""
         return len(self._listed) > 0
 
-    def noted(self) -> Iterator[Lease]:
-        """The leases of the listed notes that are still held and have no record yet."""
+    def noted(self) -> Iterator[tuple[Lease, Any]]:
+        """The leases of the listed notes that are still held and have no record yet, each with its note's renewer."""
         for _ in range(len(self._listed)):
             note = self._listed[0]()
             lease = None if note is None else note.look()
-            if lease is not None and lease.record is None:
-                yield lease
+            if note is not None and lease is not None and lease.record is None:
+                yield lease, note.renewer
             self._listed.popleft()  # last, so that an interrupt loses no note
 
     def add(self, record: Record, due_at: float, interval_s: float) -> bool:

@@ -112,22 +112,29 @@ class Renewer(patching.Adaptable):
         if self._changed or self._schedule.has_listed or self._schedule.next_at() is not None:
             self._look_by(0.0)
 
-    def keep(self, lease: Lease) -> None:
+    def keep(self, lease: Lease, side: Any = None) -> None:
         """Renew a lease and watch it from now on, or from its new time on.
+
+        Args:
+            lease: the lease.
+            side: as for `Record`.
 
         Raises:
             RuntimeError: no thread can be started for that.
         """
-        self._changed.append(record_of(lease, self._dropped))
+        self._changed.append(self._record_of(lease, side))
         self._look_by(due_at(lease, clock()))
 
-    def note(self, note: Note, ttl_ms: int, sent_at: float) -> None:
+    def _record_of(self, lease: Lease, side: Any) -> Record:  # noqa: ARG002  # of tasks alone
+        return record_of(lease, self._dropped)
+
+    def note(self, note: Note, ttl_ms: int, sent_at: float, side: Any = None) -> None:
         """Look at a note in time: the request that began its lease of `ttl_ms` milliseconds left at `sent_at`.
 
         Raises:
             RuntimeError: as for `keep`.
         """
-        note.renewer, note.listed_ms = self, ttl_ms
+        note.renewer, note.listed_ms = self if side is None else side, ttl_ms
         look_by = self._schedule.list_note(note, sent_at + DUE_AFTER * ttl_ms / 1000)
         if look_by is not None:
             self._look_by(look_by)
@@ -136,15 +143,15 @@ class Renewer(patching.Adaptable):
         """Stop the renewal of a lease, forever."""
         record = record_of(lease, self._dropped)
         record.is_over = True
-        self._forget_soon(record)
+        self.forget_soon(record)
 
     def _dropped(self, record: Record) -> None:
         if sys.is_finalizing() or not record.was_dropped():
             return
-        self._forget_soon(record)
+        self.forget_soon(record)
         self.drop(record.key, record.token, record.entry)
 
-    def _forget_soon(self, record: Record) -> None:
+    def forget_soon(self, record: Record) -> None:
         """Have the thread take a record out of the schedule when it looks next, or now if there are many."""
         self._changed.append(record)
         if len(self._changed) >= _MOST_CHANGED:
@@ -230,9 +237,8 @@ class Renewer(patching.Adaptable):
             schedule.looks_at = math.inf  # before it looks: a thread that changes something now asks for another look
             self._asked.clear()
             is_idle = not (schedule.has_listed or self._changed)
-            for lease in schedule.noted():
-                record_of(lease, self._dropped)
-                self._add(lease)
+            for lease, side in schedule.noted():
+                self._keep_noted(lease, side)
             self._take_changes()
             lease = None  # type: ignore[assignment]  # else it would live until another lease is due
             due = schedule.take(clock())
@@ -242,21 +248,33 @@ class Renewer(patching.Adaptable):
                 next_at = schedule.next_at()
                 is_idle = is_idle and next_at is None
                 if is_idle and was_idle:
+                    self._rest()
                     return
                 was_idle = is_idle
                 schedule.looks_at = clock() + _LINGER_S if next_at is None else next_at
                 self._sleep(in_force)
             del due  # as above
 
+    def _keep_noted(self, lease: Lease, side: Any) -> None:
+        self._record_of(lease, side)
+        self._add(lease)
+
+    def _rest(self) -> None:
+        """Nothing is renewed: the thread is about to end."""
+
     def _take_changes(self) -> None:
         for _ in range(len(self._changed)):
             record = self._changed[0]
             lease = None if record.is_over else record()
-            if lease is None:
-                self._schedule.remove(record)
-            else:
+            if lease is not None:
                 self._add(lease)
+            elif self._has(record):
+                self._schedule.remove(record)
             self._changed.popleft()  # last, so that an interrupt loses no record
+
+    def _has(self, record: Record) -> bool:  # noqa: ARG002  # of tasks alone
+        """Whether the record belongs to this renewer's schedule."""
+        return True
 
     def _add(self, lease: Lease) -> None:
         """Schedule a lease, instead of at its earlier time."""
@@ -280,17 +298,31 @@ class Renewer(patching.Adaptable):
         if transport is None:
             return
         losses: list[LeaseLoss] = []
-        _tell_of_danger(due)
         try:
+            due = self._to_renew(due, losses)
+            self._tell_of_danger(due)
             self._renewal_batch(transport, due, losses)
         except Exception:  # a bug of ours must not end all renewal
             logger.exception("Locks could not be renewed.")
         late = late_entries(losses)
-        _tell_of_danger(due)
+        self._tell_of_danger(due)
         for lease in due:
             self._add(lease)
         self._clean_up(late)
+        self._tell_losses(losses)
+
+    def _to_renew(self, due: list[Lease], losses: list[LeaseLoss]) -> list[Lease]:  # noqa: ARG002  # of tasks alone
+        """Those of the leases that are to be renewed. The others are scheduled anew, or lost and added to `losses`."""
+        return due
+
+    def _tell_losses(self, losses: list[LeaseLoss]) -> None:
         tell_in_background(losses)
+
+    def _tell_of_danger(self, leases: list[Lease]) -> None:
+        """Call `on_danger` for those in danger, each in a thread of its own, or here if need be."""
+        for lease in endangered(leases):
+            if not _is_started(_call, "on_danger", lease):
+                _call("on_danger", lease)
 
 
 def tell_in_background(losses: list[LeaseLoss]) -> None:
@@ -326,13 +358,6 @@ def tell_wanted(lease: Lease) -> None:
     wait for what users' code waits for.
     """
     _is_started(_call, "on_wanted", lease)
-
-
-def _tell_of_danger(leases: list[Lease]) -> None:
-    """Call `on_danger` for those of the leases that are in danger, each in a thread of its own, or here if need be."""
-    for lease in endangered(leases):
-        if not _is_started(_call, "on_danger", lease):
-            _call("on_danger", lease)
 
 
 def _call(what: str, lease: Lease) -> None:

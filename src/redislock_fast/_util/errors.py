@@ -50,6 +50,9 @@ class LossReason(str, Enum):
     SERVER_GONE = "server gone"
     """The server could not be reached, or did not renew the lock, until the lease ended."""
 
+    STALLED = "event loop stalled"
+    """Its event loop did not run for `max_stall`, so the lock was not renewed any more."""
+
     def __str__(self) -> str:
         """The reason in words."""
         return self.value

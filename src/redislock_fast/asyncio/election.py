@@ -196,6 +196,8 @@ class Election:
         timeout: for how long others wait at most after the leader's process has died, in seconds. The lease is renewed.
         value: what others may know of this process when it leads, such as its address: a str of 1024 bytes at most.
         sleep: how long a candidate sleeps between two health checks, and an observer between two looks, in seconds.
+        max_stall: for how many seconds the event loop of a leader may not run until its term is renewed no more. None:
+            three times `timeout`. As for `redislock_fast.asyncio.Lock`.
         on_started: called with the `Term` when it has begun, before its work.
         on_stopped: called with the `Term` when its work has ended, for each for which `on_started` was called, before
             another leader begins unless the term was lost.
@@ -217,6 +219,7 @@ class Election:
         value: str | None = None,
         *,
         sleep: float = 0.5,
+        max_stall: float | None = None,
         on_started: Callable[[Term], object] | None = None,
         on_stopped: Callable[[Term], object] | None = None,
         on_new_leader: Callable[[Leader], object] | None = None,
@@ -224,7 +227,15 @@ class Election:
         check_callbacks(on_started=on_started, on_stopped=on_stopped, on_new_leader=on_new_leader)
         self._value = encoded(value)
         self._new_lock = partial(
-            Lock, client, name, timeout, sleep=sleep, thread_local=False, fencing=True, auto_renew=True
+            Lock,
+            client,
+            name,
+            timeout,
+            sleep=sleep,
+            thread_local=False,
+            fencing=True,
+            auto_renew=True,
+            max_stall=max_stall,
         )
         self._sleep = sleep
         self._on_started = on_started

@@ -108,7 +108,11 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         on_danger: called with the lock, in the event loop, when its renewals have failed until a third of `timeout` is
             left: to stop the work while the lock is still held. Once in a series of failures. An awaitable that it
             returns is awaited. It needs auto_renew.
-        options: auto_renew, max_hold, fencing, reentrant, wait_replicas, wait_timeout, breaker, metrics and linger, as
+        auto_renew: as for `redislock_fast.Lock`, by a thread with a connection of its own: an event loop that is busy
+            for longer than `timeout` keeps the lock. "loop": by the event loop, as where no thread can connect so.
+        max_stall: for how many seconds the event loop may not run until the lock is renewed no more, and told as lost:
+            it hangs. None: three times `timeout`. A loop that is stopped or closed renews nothing, either way.
+        options: max_hold, fencing, reentrant, wait_replicas, wait_timeout, breaker, metrics and linger, as
             for `redislock_fast.Lock`. A key lingers in its event loop.
 
     Raises:

@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from redis.exceptions import LockError, LockNotOwnedError
 
@@ -278,6 +278,8 @@ class Semaphore:
         blocking: whether `acquire` waits for a permit.
         blocking_timeout: how long `acquire` waits at most, in seconds. None: forever.
         auto_renew: whether permits are renewed in the background as long as they are held.
+        max_stall: how long the event loop may not run until its permits are renewed no more, and auto_renew="loop":
+            as for `redislock_fast.asyncio.Lock`.
         max_hold: for how many seconds after its acquire a permit is renewed at most. None: forever.
         on_lost: called once with the permit and a `LossReason` when a permit is found to be lost,
             in the event loop. An awaitable that it returns is awaited.
@@ -304,7 +306,8 @@ class Semaphore:
         sleep: float = 0.1,
         blocking: bool = True,
         blocking_timeout: float | None = None,
-        auto_renew: bool = True,
+        auto_renew: bool | Literal["loop"] = True,
+        max_stall: float | None = None,
         max_hold: float | None = None,
         on_lost: Callable[[Permit, LossReason], object] | None = None,
         on_danger: Callable[[Permit], object] | None = None,
@@ -324,6 +327,7 @@ class Semaphore:
             "blocking": blocking,
             "blocking_timeout": blocking_timeout,
             "auto_renew": auto_renew,
+            "max_stall": max_stall,
             "max_hold": max_hold,
             "on_lost": telling_permit(tell_nobody if on_lost is None and not auto_renew else on_lost),
             "on_danger": telling_permit(on_danger),

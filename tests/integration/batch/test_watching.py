@@ -16,7 +16,7 @@ from tests.integration.batch.conftest import MakeLocker
 from tests.support.clusters import Cluster
 from tests.support.helpers import no_threads, wait_until
 from tests.support.holding import until_passed
-from tests.support.worlds import World
+from tests.support.worlds import IN_THREADS, World
 
 TTL_S = 2.0
 """So long that a busy machine does not let a renewal come too late."""
@@ -207,11 +207,10 @@ def test_impossible_options_are_refused_before_anything_is_sent(
     assert client.keys("?") == []
 
 
+@IN_THREADS  # an event loop renews by itself then
 def test_a_batch_for_which_no_renewing_thread_starts_is_not_held(
-    world: World, make_locker: MakeLocker, valkey: Server, client: redis.Redis
+    make_locker: MakeLocker, valkey: Server, client: redis.Redis
 ) -> None:
-    if not world.in_threads:
-        pytest.skip("asyncio renews in the loop")
     locker = make_locker(valkey.port)
     with no_threads(), pytest.raises(RuntimeError, match="can't start"):
         locker.acquire_many(NAMES, 60, auto_renew=True)

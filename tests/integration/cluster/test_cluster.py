@@ -24,6 +24,7 @@ from tests.support.async_helpers import async_few, eventually
 from tests.support.clusters import Cluster, Place, connect, remap_ports
 from tests.support.forks import InFork
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS
+from tests.support.holding import renewed_in_busy_loop
 from tests.support.waiting import FAR_S, Callers, connections
 
 
@@ -250,3 +251,12 @@ def test_a_silent_cluster_is_waited_for_until_the_callers_time_ends(callers: Cal
             proxy.resume()
         assert lock.acquire(blocking_timeout=PATIENCE_S).result(PATIENCE_S)
         lock.release()
+
+
+def test_a_thread_renews_the_locks_of_tasks(cluster: Cluster, client: redis.RedisCluster) -> None:
+    async def hold() -> None:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port) as async_client:
+            for place in (cluster.place(), cluster.place()):
+                await renewed_in_busy_loop(async_client, client, place.name)
+
+    asyncio.run(hold())

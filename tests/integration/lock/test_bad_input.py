@@ -259,6 +259,13 @@ BAD_TERMS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"max_hold": seconds, "timeout": 10, "auto_renew": True}, error, "max_hold")
         for seconds, error in [(0, ValueError), (-1, ValueError), (float("nan"), ValueError), ("10", TypeError)]
     ),
+    ({"auto_renew": "Loop", "timeout": 10}, ValueError, "auto_renew must be True, False or 'loop', not 'Loop'"),
+    ({"max_stall": 10, "timeout": 10}, ValueError, "max_stall .* needs auto_renew=True"),
+    ({"max_stall": 10, "timeout": 10, "auto_renew": "loop"}, ValueError, "max_stall .* needs auto_renew=True"),
+    *(
+        ({"max_stall": seconds, "timeout": 10, "auto_renew": True}, error, "max_stall")
+        for seconds, error in [(0, ValueError), (-1, ValueError), (NAN, ValueError), ("10", TypeError), (9, ValueError)]
+    ),
     ({"on_lost": "print"}, TypeError, "on_lost"),
     ({"reentrant": True, "thread_local": False}, ValueError, "thread_local"),
     ({"wait_replicas": -1, "wait_timeout": 1, "timeout": 10}, ValueError, "wait_replicas"),
@@ -292,6 +299,15 @@ def test_terms_that_cannot_be_are_refused(
         world.ours.Lock(world.client(unused), "name", **options)
     with pytest.raises(error, match=match):
         world.ours.Locker(world.client(unused)).lock("name", **options)
+
+
+@IN_THREADS
+@pytest.mark.parametrize("options", [{"auto_renew": "loop"}, {"auto_renew": True, "max_stall": 10}], ids=str)
+def test_lock_without_a_loop_is_renewed_by_none(unused: redis.Redis, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="asyncio locks"):
+        redislock_fast.Lock(unused, "name", timeout=10, **options)
+    with pytest.raises(ValueError, match="asyncio locks"):
+        redislock_fast.Locker(unused).lock("name", timeout=10, **options)
 
 
 @IN_THREADS

@@ -137,7 +137,7 @@ def test_children_exclude_each_other(valkey: Server, kind: str, first: str, way:
     assert (done.stdout, done.stderr) == ("60 60 {True}\n{3}\n", "")
 
 
-@pytest.mark.parametrize("settings", [{"linger": 0.05}, {"auto_renew": True}], ids=str)
+@pytest.mark.parametrize("settings", [{"linger": 0.05}, {"auto_renew": "loop"}], ids=str)  # with no other thread
 def test_children_of_a_loops_process_exclude_each_other(valkey: Server, settings: dict[str, Any]) -> None:
     done = run_script(PROGRAM, valkey.port, "tasks", json.dumps({"timeout": FAR_S, **settings}), "used", "children")
     assert (done.stdout.splitlines()[1], done.stderr) == ("{3}", "")

@@ -20,7 +20,7 @@ from tests.support.waiting import FAR_S, LATE, until_queued
 
 Points = dict[str, list[Any]]
 
-REASONS = ("expired", "taken", "deleted", "server_gone")
+REASONS = ("expired", "taken", "deleted", "server_gone", "stalled")
 
 
 @pytest.fixture

@@ -6,18 +6,21 @@ takes longer than a test may.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+import redis.asyncio.sentinel
 from redis.exceptions import LockNotOwnedError
 from redis.sentinel import MasterNotFoundError, Sentinel
 
 from redislock_fast import Lock
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, few, once, start, wait_until
+from tests.support.holding import renewed_in_busy_loop
 from tests.support.sentinels import SERVICE, announce, sentinel_of
 
 StartServer = Callable[..., Server]
@@ -128,3 +131,16 @@ def test_without_a_primary_acquire_raises_what_the_client_does(watch: Watch) -> 
         watch.withdraw()
         with pytest.raises(MasterNotFoundError):
             Lock(client, "name", timeout=10).acquire()
+
+
+def test_a_thread_renews_the_locks_of_tasks(watch: Watch) -> None:
+    (port,) = (sentinel.connection_pool.connection_kwargs["port"] for sentinel in watch.sentinel.sentinels)
+
+    async def hold() -> None:
+        sentinel: Any = redis.asyncio.sentinel.Sentinel([("127.0.0.1", port)])  # type: ignore[no-untyped-call]
+        async with sentinel.master_for(SERVICE) as async_client:
+            with redis.Redis(port=watch.primary.port) as admin:
+                await renewed_in_busy_loop(async_client, admin)
+        await sentinel.sentinels[0].aclose()
+
+    asyncio.run(hold())

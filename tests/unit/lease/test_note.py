@@ -181,7 +181,7 @@ def test_looking_takes_each_held_note_once(note: Note) -> None:
     gone = weakref.ref(dropped)
     del dropped, one
     assert gone() is None
-    leases = list(schedule.noted())
+    leases = [lease for lease, _ in schedule.noted()]
     assert [lease.token for lease in leases[:1]] == [TOKEN]
     assert {id(lease) for lease in leases} == {id(note.lease)}
     assert (schedule.has_listed, note.listed_ms, released.listed_ms) == (False, 0, 0)

@@ -69,7 +69,7 @@ def test_losses_and_failed_renewals_of_each_name_begin_at_0_once() -> None:
     for number in (*range(150), *range(150)):
         recorder.record_release(f"name-{number}:1", 1.0, True)
     names = [*(f"name-{number}" for number in range(100)), "other"]
-    reasons = ("expired", "taken", "deleted", "server_gone")
+    reasons = ("expired", "taken", "deleted", "server_gone", "stalled")
     assert values.begun == [
         begun
         for name in names

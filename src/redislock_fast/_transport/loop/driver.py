@@ -18,6 +18,7 @@ from redis.exceptions import (
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._protocol.steps import Steps, name_lock
 from redislock_fast._transport.base import Registry
+from redislock_fast._transport.beside import Beside, beside_cluster, beside_pool
 from redislock_fast._transport.kinds import Kind, changes_protocols, is_mock, kind_of, sends_by_itself
 from redislock_fast._transport.loop.client import LoopClientTransport, transport_of_pool
 from redislock_fast._transport.loop.cluster import LoopClusterTransport
@@ -52,6 +53,11 @@ class AsyncTransport:
         self._kind = kind
         self._servers: dict[asyncio.AbstractEventLoop, LoopServerTransport] = {}
         fork.forget_in_child(self)
+
+    def new_beside(self) -> Beside | None:
+        """Make the same server or cluster for a thread; None where no thread can connect as the client does."""
+        owner, make = self._owner(), _BESIDE.get(self._kind)
+        return None if owner is None or make is None else make(owner)
 
     def of_running_loop(self) -> LoopServerTransport:
         """The running loop's server transport, which is made here if there is none."""
@@ -104,6 +110,11 @@ class AsyncTransport:
 
 
 _parents: list[object] = []
+
+_BESIDE: dict[type[LoopServerTransport], Callable[[Any], Beside | None]] = {
+    LoopServerTransport: beside_pool,
+    LoopClusterTransport: beside_cluster,
+}
 
 
 _transports: Registry[AsyncTransport] = Registry()

@@ -308,6 +308,10 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
             raise
         self._dedicated.append(dedicated)
 
+    def at_end(self, server: Any) -> None:
+        """At the end of the loop, stop another transport, too; see `LoopEnd.attend`."""
+        self._end.attend(server)
+
     def of_running_loop(self) -> LoopServerTransport:
         """The running loop's transport, as for `AsyncTransport`."""
         return self
