@@ -9,6 +9,9 @@ The second table has a C call that keeps the GIL while a lock is held. No Python
 renewed. Each stall begins at a random moment between two renewals. A lost lease without a call of `on_lost` is a
 failure.
 
+The third table has locks of tasks whose event loop is busy: half of the time, or once for two ttls. They are renewed by
+a thread, or by the loop itself (`auto_renew="loop"`). It has the acquire-release pairs of such a lock, too.
+
 What each option costs an uncontended pair is for `python -m bench production`.
 """
 
@@ -77,6 +80,20 @@ _STALL_COLUMNS = (
     Column("max", "{:.1f}".format, ("on_lost_max_ms",)),
 )
 
+_BUSY_COLUMNS = (
+    Column("renewed", str, ("renewed",)),
+    Column("pairs/s", "{:,.0f}".format, ("pairs_per_s",)),
+    Column("lost: busy\nhalf of the time", "{} of {}".format, ("lost_half", "locks")),
+    Column("lost: blocked\nfor two ttls", "{} of {}".format, ("lost_blocked", "locks")),
+)
+
+_RENEWED: dict[str, Any] = {"by a thread": True, "by the loop": "loop"}
+"""The values of `auto_renew`, by who renews."""
+
+_BUSY_LOCKS = 100
+_PAIR_ROUNDS = 5
+_BUSY_S = 0.05  # how long the loop is busy, and then not
+
 Rows = list[dict[str, Any]]
 
 
@@ -131,7 +148,21 @@ def _stalls(server: str, scene: Scene, options: argparse.Namespace) -> Rows:
     return rows
 
 
-_TABLES = {"keeping": _keeping, "stalls": _stalls}
+def _busy(server: str, scene: Scene, options: argparse.Namespace) -> Rows:
+    rows = []
+    with report.progress(len(_RENEWED) + 1) as step:
+        for renewed in _RENEWED:
+            step(renewed)
+            rows.append(asyncio.run(effect_of_a_busy_loop(renewed, scene, options.stall_ttl, options.seconds)))
+        step("pairs")
+        pairs_per_s = asyncio.run(renewed_pairs_per_s(scene, options.seconds))
+    for row in rows:
+        row["pairs_per_s"] = pairs_per_s[row["renewed"]]
+    report.print_rows(f"{server}; locks of tasks with a ttl of {options.stall_ttl:g} s", _BUSY_COLUMNS, rows)
+    return rows
+
+
+_TABLES = {"keeping": _keeping, "stalls": _stalls, "busy": _busy}
 
 
 # ---- many locks ----
@@ -302,3 +333,75 @@ async def _stall(kind: str, scene: Scene, ttl_s: float, stall_s: float) -> float
         await _done(lock.release())
     await _done(_close(client))
     return called_at - ended if called_at else None
+
+
+# ---- a busy loop ----
+
+
+async def effect_of_a_busy_loop(renewed: str, scene: Scene, ttl_s: float, seconds: float) -> dict[str, Any]:
+    """Count the locks that are lost while the running loop is busy, half of so many seconds, or for two ttls.
+
+    Raises `CheckFailedError` where a thread renews and a lock is lost.
+    """
+    client = redis.asyncio.Redis.from_url(scene.url)
+    make = partial(redislock_fast.asyncio.Lock, client, auto_renew=_RENEWED[renewed])
+    lost_half = await _lost(scene, make, ttl_s, partial(_be_busy_half, seconds))
+    lost_blocked = await _lost(scene, make, ttl_s, partial(_block, 2 * ttl_s))
+    await client.aclose()
+    if _RENEWED[renewed] is True:
+        expect(not lost_half and not lost_blocked, "a lock was lost that a thread has renewed")
+    return {
+        "renewed": renewed,
+        "locks": _BUSY_LOCKS,
+        "ttl_s": ttl_s,
+        "lost_half": lost_half,
+        "lost_blocked": lost_blocked,
+    }
+
+
+async def renewed_pairs_per_s(scene: Scene, seconds: float) -> dict[str, float]:
+    """Acquire-release pairs of one task per second, by who renews: the best of several rounds, in turn."""
+    client = redis.asyncio.Redis.from_url(scene.url)
+    best = dict.fromkeys(_RENEWED, 0.0)
+    for _ in range(_PAIR_ROUNDS):
+        for renewed, auto_renew in _RENEWED.items():
+            lock = redislock_fast.asyncio.Lock(client, f"{scene.prefix}:pair", timeout=10, auto_renew=auto_renew)
+            pairs, began = 0, time.perf_counter()
+            while (elapsed_s := time.perf_counter() - began) < seconds / _PAIR_ROUNDS:
+                async with lock:
+                    pairs += 1
+            best[renewed] = max(best[renewed], pairs / elapsed_s)
+    await client.aclose()
+    return best
+
+
+async def _lost(
+    scene: Scene, make: Callable[..., redislock_fast.asyncio.Lock], ttl_s: float, work: Callable[[], Any]
+) -> int:
+    """How many of the held locks are lost when the work is done."""
+    locks = [make(f"{scene.prefix}:busy:{number}", timeout=ttl_s) for number in range(_BUSY_LOCKS)]
+    for lock in locks:
+        expect(await lock.acquire(blocking=False), "a free lock was not acquired")
+    await work()
+    lost = 0
+    for lock in locks:
+        try:
+            await lock.release()
+        except LockNotOwnedError:
+            lost += 1
+    return lost
+
+
+async def _be_busy_half(seconds: float) -> None:
+    """Be busy every other moment, for so many seconds: nothing else runs in the loop then."""
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        busy_until = time.perf_counter() + _BUSY_S
+        while time.perf_counter() < busy_until:
+            pass
+        await asyncio.sleep(_BUSY_S)
+
+
+async def _block(seconds: float) -> None:
+    """Let nothing run in the loop for so many seconds."""
+    time.sleep(seconds)  # as a handler does that calls what blocks

@@ -5,6 +5,7 @@ Rules: on a real server, with few locks and short ttls: the figures mean nothing
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,15 @@ from bench import renewal
 from bench.contestants import CheckFailedError
 from bench.measuring import rounds
 from bench.measuring.rounds import Scene
-from bench.renewal import HOLDERS, KINDS, SHARES, cost_of_keeping, effect_of_stalls
+from bench.renewal import (
+    HOLDERS,
+    KINDS,
+    SHARES,
+    cost_of_keeping,
+    effect_of_a_busy_loop,
+    effect_of_stalls,
+    renewed_pairs_per_s,
+)
 from redislock_fast.server import Server
 from tests.support.helpers import wait_until
 
@@ -91,3 +100,17 @@ def test_command_prints_and_saves_every_table(
     assert len(result["keeping"]) == len(HOLDERS)
     assert len(result["stalls"]) == len(KINDS) * len(SHARES)
     assert "% of a core" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_loop_that_is_blocked_loses_what_it_renews_by_itself(scene: Scene) -> None:
+    figures = asyncio.run(effect_of_a_busy_loop("by the loop", scene, TTL_S, 0.1))
+    assert (figures["lost_half"], figures["lost_blocked"]) == (0, figures["locks"])
+    figures = asyncio.run(effect_of_a_busy_loop("by a thread", scene, TTL_S, 0.1))
+    assert (figures["lost_half"], figures["lost_blocked"]) == (0, 0)
+
+
+def test_pairs_are_of_both_ways(scene: Scene) -> None:
+    pairs_per_s = asyncio.run(renewed_pairs_per_s(scene, 0.05))
+    assert all(pairs_per_s.values())
+    assert pairs_per_s.keys() == {"by a thread", "by the loop"}
