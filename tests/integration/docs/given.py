@@ -62,7 +62,7 @@ connection.close()
 assert "could deadlock: account:17 -> ledger -> account:17" in str(report)
 """,
     "docs/how-to/holding.md": """
-assert work_on.call_count == 7 and work.await_count == 1
+assert work_on.call_count == 7 and work.await_count == 2
 lock.release()
 transfer_book, book = book, Mock(side_effect=book)
 transfer()
