@@ -149,6 +149,9 @@ class Transport:
         self._loop = loop
         self._executes = executes
 
+    def new_beside(self) -> None:
+        """There is nothing for threads: all runs in the loop, in the simulation's time."""
+
     async def execute(self, operation: Operation, limit_s: float | None = None) -> None:
         """Drive an operation to its end, as `LoopServerTransport.execute` does."""
         self._executes(operation)
