@@ -13,6 +13,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from redislock_fast._election.observing import Observing
 from redislock_fast._election.record import (
     Outage,
     check_callbacks,
@@ -195,7 +196,8 @@ class Election:
         name: the key of the election's lock, bytes or str.
         timeout: for how long others wait at most after the leader's process has died, in seconds. The lease is renewed.
         value: what others may know of this process when it leads, such as its address: a str of 1024 bytes at most.
-        sleep: how long a candidate sleeps between two health checks, and an observer between two looks, in seconds.
+        sleep: how long a candidate sleeps between two health checks, and an observer between two looks where its server
+            does not tell of new leaders, in seconds.
         on_started: called with the `Term` when it has begun, before its work.
         on_stopped: called with the `Term` when its work has ended, for each for which `on_started` was called, before
             another leader begins unless the term was lost.
@@ -337,7 +339,7 @@ class Election:
         return term is not None and term.valid
 
     def leader(self) -> Leader | None:
-        """Tell who leads. Sends `GET`, `HMGET`, `TIME` and `CLIENT LIST` in one piece.
+        """Tell who leads. Sends `HMGET`, `GET`, `TIME` and `CLIENT LIST` in one piece.
 
         Returns:
             The leader; None where there is none, or has been none for a moment.
@@ -347,17 +349,17 @@ class Election:
             redis.exceptions.TimeoutError: no reply in time.
             redis.exceptions.ResponseError: the server's error.
         """
-        return self._look(with_process=True)
-
-    def _look(self, with_process: bool) -> Leader | None:
-        leader: Leader | None = self._lock._drive(reading(self._lock._key, with_process))  # noqa: SLF001  # of this package
+        leader: Leader | None = self._lock._drive(reading(self._lock._key, with_process=True))  # noqa: SLF001  # of this package
         return leader
 
     def observe(self) -> Iterator[Leader]:
-        """Yield the present leader and each new one, until `stop`. The terms strictly rise.
+        """Yield the present leader and each new one, until `stop`, within a second of that. The terms strictly rise.
 
-        It looks every `sleep` seconds, so it does not see a leader of a shorter time. Where the server is away, it
-        waits until that is there again. Sends `GET` and `HMGET`, and for a new leader what `leader` sends.
+        The server tells of each new leader, by client tracking. Where it does not, this looks every `sleep` seconds. A
+        leader of a very short time may not be seen. Where the server is away, it waits until that is there again.
+
+        Sends `HMGET` and `GET`, after `CLIENT TRACKING` and `CLIENT CACHING`, once in 15 seconds and for each new
+        leader, and then what `leader` sends.
 
         Raises:
             redis.exceptions.ResponseError: the server's error.
@@ -365,17 +367,15 @@ class Election:
         return self._observed(self._stopped)
 
     def _observed(self, until: Event) -> Iterator[Leader]:
-        outage, last = Outage(self.name), 0
+        outage, observing = Outage(self.name), Observing(self._lock, until)
         while not until.is_set():
             leader = None
             with outage.survived():
-                leader = self._look(with_process=False)
-                if leader is not None and leader.term > last:
-                    leader = self.leader()
-            if leader is not None and leader.term > last:
-                last = leader.term
+                leader = self._lock._drive(observing.steps())  # noqa: SLF001  # of this package
+            if leader is None:
+                until_set(until, self._sleep)
+            else:
                 yield leader
-            until_set(until, self._sleep)
 
     def _follow(self, ended: Event) -> None:
         """Call `on_new_leader` for each new leader."""

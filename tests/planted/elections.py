@@ -7,6 +7,7 @@ from tests.planted.fault import Fault
 __all__ = ["FAULTS"]
 
 _TESTS = "tests/integration/election/test_election.py::"
+_OBSERVING = "tests/integration/election/test_observing.py::"
 
 FAULTS = (
     Fault(
@@ -52,10 +53,37 @@ FAULTS = (
         _TESTS + "test_lock_is_given_back_when_the_work_has_ended[threads]",
     ),
     Fault(
-        "observed terms fall",
-        "election.py",
-        "            if leader is not None and leader.term > last:\n                last",
-        "            if leader is not None:\n                last",
+        "observed terms do not rise",
+        "_election/observing.py",
+        "        self._last = leader.term\n",
+        "",
         _TESTS + "test_each_leader_is_observed_and_terms_rise[threads]",
+    ),
+    Fault(
+        "observer is not told of a new leader",
+        "_election/observing.py",
+        "self._is_denied = watch.denied",
+        "self._is_denied = True",
+        _OBSERVING + "test_observer_is_told_of_each_leader[threads]",
+    ),
+    Fault(
+        "observer that is not told does not look",
+        "_election/observing.py",
+        "            if watch.denied:\n                break\n",
+        "",
+        _OBSERVING + "test_observer_looks_where_the_server_does_not_tell[threads--client|tracking]",
+    ),
+    Fault(
+        "lock is read before the record of its leader",
+        "_protocol/leading.py",
+        """            (b"HMGET", leader_key(self.key), b"id", b"term", b"value", b"since"),
+            (b"GET", self.key),
+        ]
+        return [*requests,""",
+        """            (b"GET", self.key),
+            (b"HMGET", leader_key(self.key), b"id", b"term", b"value", b"since"),
+        ]
+        return [*requests,""",
+        "tests/unit/protocol/test_leading.py::test_record_is_read_before_the_lock_and_watched",
     ),
 )

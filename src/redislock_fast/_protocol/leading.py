@@ -15,11 +15,12 @@ from redislock_fast._pipe.base import Args, Malformed, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.keys import leader_key
 from redislock_fast._protocol.operation import Refused, TokenOperation
+from redislock_fast._protocol.queue import TRACK_NEXT
 from redislock_fast._protocol.report import Connections, ProcessDetails
 from redislock_fast._protocol.scripts import LEAD
 from redislock_fast._util.tokens import token_id_of, without_flag
 
-__all__ = ["Leader", "NoteLeader", "ReadLeader"]
+__all__ = ["Leader", "NoteLeader", "ReadLeader", "WatchLeader"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class NoteLeader(TokenOperation):
 class ReadLeader(TokenOperation):
     """Read who leads. `result` is whether anyone does, as far as it has been noted; then `leader` says who.
 
-    It is read in one piece, but not at one moment: between two leaders, it may find none.
+    It is read in one piece, but not at one moment: between two leaders, it may find none. The record is read first: it
+    changes after the lock, so a leader that was noted by then is found for as long as it leads.
 
     Args:
         key: the election's name on the wire.
@@ -80,14 +82,14 @@ class ReadLeader(TokenOperation):
 
     def request(self, capabilities: Capabilities, now: float) -> list[Args]:  # noqa: ARG002  # the same for every server
         requests: list[Args] = [
-            (b"GET", self.key),
             (b"HMGET", leader_key(self.key), b"id", b"term", b"value", b"since"),
+            (b"GET", self.key),
         ]
         return [*requests, (b"TIME",), (b"CLIENT", b"LIST")] if self._with_process else requests
 
     def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
-        held, record, *more = replies
-        for reply in (held, record):
+        record, held, *more = replies
+        for reply in (record, held):
             if isinstance(reply, hiredis.ReplyError):
                 self.error_code(reply)  # raises the errors that are to be tried again
                 raise Refused(str(reply))
@@ -111,3 +113,32 @@ class ReadLeader(TokenOperation):
             since_s = max(seconds + (microseconds - int(since)) / 1e6, 0.0)
         process = Connections(listing if isinstance(listing, bytes) else None).participant(token).process
         self.leader = Leader(int(number), value.decode() or None, process, since_s)
+
+
+class WatchLeader(ReadLeader):
+    """Read who leads, and have the server push a message when another leader is noted next.
+
+    Attributes:
+        denied: whether the server does not push one.
+    """
+
+    uses_queue = True
+    denied = False
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(key, with_process=False)
+
+    def request(self, capabilities: Capabilities, now: float) -> list[Args]:
+        reading = super().request(capabilities, now)
+        self.denied = not capabilities.queues
+        return reading if self.denied else [*TRACK_NEXT, *reading]
+
+    def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:
+        armed, read = replies[:-2], replies[-2:]
+        for reply in armed:
+            if isinstance(reply, hiredis.ReplyError):
+                self.error_code(reply)  # raises the errors that are to be tried again
+                self.denied = True
+            elif reply != b"OK":
+                raise Malformed(armed)
+        return super().feed(read, capabilities)

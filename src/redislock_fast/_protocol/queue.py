@@ -24,6 +24,7 @@ __all__ = [
     "GIVE_UP",
     "MOST_KEYS",
     "MOVING",
+    "TRACK_NEXT",
     "UNTRIED",
     "WANTED",
     "JoinQueue",
@@ -251,6 +252,10 @@ def cleanup_requests(capabilities: Capabilities, entries: list[tuple[bytes, byte
     return requests
 
 
+TRACK_NEXT: list[Args] = [(b"CLIENT", b"TRACKING", b"ON", b"OPTIN"), (b"CLIENT", b"CACHING", b"YES")]
+"""The requests before a read that has the server push a message when what is read changes next."""
+
+
 class Watch(TokenOperation):
     """Let the server push a message when the lock changes next. `value` is its value now, None for none.
 
@@ -270,7 +275,7 @@ class Watch(TokenOperation):
         reading = (b"GET", self.key)
         if self.denied:
             return [reading]
-        return [(b"CLIENT", b"TRACKING", b"ON", b"OPTIN"), (b"CLIENT", b"CACHING", b"YES"), reading]
+        return [*TRACK_NEXT, reading]
 
     def feed(self, replies: list[Reply], capabilities: Capabilities) -> bool:  # noqa: ARG002  # the same for every server
         for reply in replies:

@@ -9,19 +9,20 @@ import pytest
 
 from redislock_fast._pipe.base import Malformed
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.leading import NoteLeader, ReadLeader
+from redislock_fast._protocol.leading import NoteLeader, ReadLeader, WatchLeader
 from redislock_fast._protocol.operation import NotExecuted, Refused
 from redislock_fast._protocol.scripts import LEAD
 from redislock_fast._util.tokens import token_id_of
 
 TOKEN = b"rlf:" + b"0" * 32
-RECORD = [token_id_of(TOKEN).encode(), b"7", b"here", b"1000000"]
+RECORD: Any = [token_id_of(TOKEN).encode(), b"7", b"here", b"1000000"]
 SERVER = Capabilities()
 
 
-def read(*replies: Any) -> Any:
+def read(held: Any, record: Any, *more: Any) -> Any:
+    replies = [record, held, *more]
     reading = ReadLeader(b"beat", with_process=len(replies) > 2)
-    assert reading.feed(list(replies), SERVER)
+    assert reading.feed(replies, SERVER)
     assert reading.result == (reading.leader is not None)
     return reading.leader
 
@@ -70,3 +71,25 @@ def test_leader_is_noted_by_the_id_of_its_token() -> None:
         note.feed(b"OK", SERVER)
     with pytest.raises(Refused):
         note.feed(hiredis.ReplyError("NOPERM"), SERVER)
+
+
+def test_record_is_read_before_the_lock_and_watched() -> None:
+    watch = WatchLeader(b"beat")
+    record, held = (b"HMGET", b"{beat}:rlf:leader", b"id", b"term", b"value", b"since"), (b"GET", b"beat")
+    armed = [(b"CLIENT", b"TRACKING", b"ON", b"OPTIN"), (b"CLIENT", b"CACHING", b"YES")]
+    assert watch.request(SERVER, 0.0) == [*armed, record, held]
+    assert (watch.feed([b"OK", b"OK", RECORD, TOKEN], SERVER), watch.denied) == (True, False)
+    assert watch.leader is not None
+    assert watch.leader.term == 7
+    for reply, error in ((hiredis.ReplyError("LOADING"), NotExecuted), (b"no", Malformed)):
+        with pytest.raises(error):
+            WatchLeader(b"beat").feed([b"OK", reply, RECORD, TOKEN], SERVER)
+
+
+def test_watch_is_denied_by_the_server_or_before_it_is_sent() -> None:
+    watch = WatchLeader(b"beat")
+    assert len(watch.request(Capabilities(queues=False), 0.0)) == 2
+    assert watch.denied
+    watch.request(SERVER, 0.0)
+    error: Any = hiredis.ReplyError("NOPERM")
+    assert (watch.feed([error, error, RECORD, TOKEN], SERVER), watch.denied) == (True, True)
