@@ -18,7 +18,7 @@ from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import LossReason, shown, shown_held
-from redislock_fast._util.times import clock
+from redislock_fast._util.times import GRACE_S, clock
 from redislock_fast._util.tokens import is_permit
 
 __all__ = [
@@ -158,7 +158,8 @@ def _note(lease: Lease, verdict: Verdict, now: float, losses: list[LeaseLoss]) -
 def limit_s(leases: list[Lease], now: float) -> float:
     """How long to wait for the replies, in seconds: there must be time for another attempt, and to tell of a danger."""
     first_deadline: float = min(map(_deadline_of, leases))
-    ends_by = min((danger_at for danger_at in map(_danger_of, leases) if danger_at > now), default=math.inf)
+    dangers = (danger_at - GRACE_S for danger_at in map(_danger_of, leases) if danger_at > now)
+    ends_by = min(dangers, default=math.inf)
     return min(max(min((first_deadline - now) * _LIMIT, ends_by - now), _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
 
 

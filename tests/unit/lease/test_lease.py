@@ -145,7 +145,7 @@ def test_renewal_is_tried_again_when_the_danger_begins_and_ends_by_then() -> Non
     before = failing.danger_at - 0.2
     assert failing.retry_at(before) == failing.danger_at
     assert failing.retry_at(failing.danger_at) == failing.danger_at + 6
-    assert limit_s([lease(), failing], before) == pytest.approx(0.2)
+    assert limit_s([lease(), failing], before) == pytest.approx(0.1)
     assert limit_s([failing], failing.danger_at) == 1.0
 
 
