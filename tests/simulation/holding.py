@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from redislock_fast._lease import lease as lease_module
 from redislock_fast._lease import owner
@@ -65,6 +65,16 @@ _MAX_EVENTS = 30_000
 _SETTLED_US = 2_000_000
 
 
+class Stage(Protocol):
+    """The part of a simulation that its processes use."""
+
+    def note_error(self, context: dict[str, Any]) -> None:
+        """Note an error that no task or callback has caught."""
+
+    def note_request(self, operation: Operation) -> None:
+        """Note that an operation begins."""
+
+
 class Site:
     """A process, and what its locks need.
 
@@ -72,11 +82,35 @@ class Site:
         shared: the first of the holders that share a lock object.
     """
 
-    def __init__(self, simulation: Simulation, process: Process) -> None:
+    def __init__(self, simulation: Stage, process: Process) -> None:
         self.process = process
         self.loop = Loop(process, simulation.note_error)
         self.transport = Transport(process, self.loop, simulation.note_request)
         self.shared: Holder | None = None
+
+
+@contextlib.contextmanager
+def simulated(
+    world: World, dice: random.Random, sites: list[Site], more: Sequence[tuple[Any, str, Any]] = ()
+) -> Iterator[None]:
+    """A context with the world's clock and chance in place of the real ones, and what `more` says in other places."""
+    procedures = (lock, lease_procedure, loss, key_queue, waiters, waiting)
+    timed = (*procedures, lease_module, owner, times, schedule, loop_renewer)
+    places: list[tuple[Any, str, Any]] = [(module, "clock", world.clock) for module in timed]
+    places += [(schedule, "_random", dice), *more]
+    real = [getattr(module, name) for module, name, _ in places]
+    for module, name, in_place in places:
+        setattr(module, name, in_place)
+    try:
+        with warnings.catch_warnings(), long_waits_unlogged():
+            warnings.simplefilter("ignore", ResourceWarning)
+            yield
+            for site in sites:
+                site.loop.close()
+    finally:
+        for (module, name, _), value in zip(places, real, strict=True):
+            setattr(module, name, value)
+        loop_renewer._renewers._transports.clear()  # or it would keep all of the story
 
 
 class Simulation:
@@ -381,7 +415,7 @@ class Simulation:
         Raises:
             Violation: an invariant does not hold.
         """
-        with self._simulated():
+        with simulated(self.world, self.dice, self.sites):
             while self._plays(None):
                 if not self._events % 8 and all(holder.is_done() for holder in self.waiters):
                     break
@@ -405,27 +439,6 @@ class Simulation:
         if self._events > _MAX_EVENTS:
             self.fail("it goes on forever")
         return self._violation is None
-
-    @contextlib.contextmanager
-    def _simulated(self) -> Iterator[None]:
-        """Put the world's clock and chance in place of the real ones."""
-        procedures = (lock, lease_procedure, loss, key_queue, waiters, waiting)
-        timed = (*procedures, lease_module, owner, times, schedule, loop_renewer)
-        places: list[tuple[Any, str, Any]] = [(module, "clock", self.world.clock) for module in timed]
-        places.append((schedule, "_random", self.dice))
-        real = [getattr(module, name) for module, name, _ in places]
-        for module, name, simulated in places:
-            setattr(module, name, simulated)
-        try:
-            with warnings.catch_warnings(), long_waits_unlogged():
-                warnings.simplefilter("ignore", ResourceWarning)
-                yield
-                for site in self.sites:
-                    site.loop.close()
-        finally:
-            for (module, name, _), value in zip(places, real, strict=True):
-                setattr(module, name, value)
-            loop_renewer._renewers._transports.clear()  # or it would keep all of the story
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from redislock_fast._protocol.scripts import (
     ACQUIRE_PERMIT,
     EXTEND,
     FOR_PERMITS,
+    LEAD,
     LEAVE,
     PASS_ON,
     REACQUIRE,
@@ -47,7 +48,7 @@ _SCRIPTS = {
     script.sha: script
     for script in (
         *(RELEASE, EXTEND, REACQUIRE, REDEEM, ACQUIRE_FENCED, WAIT, PASS_ON, LEAVE),
-        *(ACQUIRE_PERMIT, RESIZE, *FOR_PERMITS.values()),
+        *(ACQUIRE_PERMIT, RESIZE, LEAD, *FOR_PERMITS.values()),
     )
 }
 _SCRIPTS_BY_TEXT = {script.text: script for script in _SCRIPTS.values()}
@@ -112,6 +113,8 @@ class Model(Keys):
             b"SUBSCRIBE": self._subscribe,
             b"SSUBSCRIBE": self._subscribe,
             b"GET": self._get,
+            b"HMGET": self._hmget,
+            b"TIME": self._time,
             b"PTTL": self._pttl,
             b"SET": self._set,
             b"DELIFEQ": self._delifeq,
@@ -185,6 +188,8 @@ class Model(Keys):
             for connection in killed:
                 self.disconnect(connection)
             return len(killed)
+        if args[1] == b"LIST":
+            return b""
         if args[1:] == (b"TRACKING", b"ON", b"OPTIN"):
             self._client.tracking = True
         else:
@@ -213,16 +218,28 @@ class Model(Keys):
         return [connection for connection in self.connections if subscription in connection.channels]
 
     def _get(self, args: Args) -> Reply:
-        key = args[1]
+        entry = self._read(args[1])
+        if entry is None:
+            return None
+        return hiredis.ReplyError(WRONGTYPE) if entry.value is None else entry.value
+
+    def _hmget(self, args: Args) -> Reply:
+        entry = self._read(args[1])
+        items: dict[Any, Any] = {} if entry is None else entry.items
+        return [items.get(field) for field in args[2:]]
+
+    def _time(self, _args: Args) -> Reply:
+        return [b"%d" % part for part in divmod(self.now_us, 1_000_000)]
+
+    def _read(self, key: object) -> Entry | None:
+        """The entry at a key, of whose next change the client is told where it asks for that."""
         entry = self.entry(key)
         if self._client.caching:
             assert isinstance(key, bytes)
             listeners = self._tracked.setdefault(key, [])
             if self._client not in listeners:
                 listeners.append(self._client)
-        if entry is None:
-            return None
-        return hiredis.ReplyError(WRONGTYPE) if entry.value is None else entry.value
+        return entry
 
     def _pttl(self, args: Args) -> Reply:
         entry = self.entry(args[1])
@@ -320,6 +337,9 @@ class Model(Keys):
         if sha == ACQUIRE_FENCED.sha:
             assert args[2] == 2
             return self._acquire_fenced(value, *args[3:])
+        if sha == LEAD.sha:
+            assert args[2] == 2
+            return self._lead(value, *args[4:])
         if sha in self._queue_scripts:
             assert args[2] == 3
             self.passes_left = _MOST_PASSES
@@ -388,6 +408,14 @@ class Model(Keys):
             answer.append(numbers[b"number"])
         self.put(key, value, ttl_ms or None)
         return answer
+
+    def _lead(self, value: bytes | None, leader: Any, token: Any, id_: Any, term: Any, text: Any) -> Reply:
+        if not is_held_with(value, token):
+            return 0
+        if self._items(leader).get(b"id") != id_:
+            record = {b"id": id_, b"term": b"%d" % term, b"value": text, b"since": b"%d" % self.now_us}
+            self._write(leader, Entry(None, items=record))
+        return 1
 
     # ---- the scripts of the queue ----
 

@@ -78,8 +78,15 @@ class Execution:
         connection = self._process.connection
         if connection is None:
             self._process.connect(self)
+            if self._deadline_us is not None:
+                left_us = max(self._deadline_us - self._world.now_us, 0) + int(_GRACE_S * 1e6)
+                self._world.after(left_us, self._process, self._not_connected, self._failures)
             return
         self._ask(connection)
+
+    def _not_connected(self, failures: int) -> None:
+        if not self.over and self._call is None and self._failures == failures:
+            self._end(Trouble("no connection in time"))
 
     def _ask(self, connection: ClientConnection) -> None:
         world = self._world
@@ -336,6 +343,9 @@ class Process:
         denied: what its user may not do.
         was_barred: whether its user was ever forbidden to run scripts: then waiters cannot leave the queue.
         deaf: whether its next connections get no pushes.
+        requests_held_us: until when the network keeps what it sends.
+        replies_held_us: until when the network keeps what is sent to it.
+        leapt_us: by how much its clock has leapt forward.
         pending_cleanup: the keys and tokens that are to be cleaned up.
     """
 
@@ -348,6 +358,9 @@ class Process:
         self.denied: frozenset[str] = frozenset()
         self.was_barred = False
         self.deaf = False
+        self.requests_held_us = 0
+        self.replies_held_us = 0
+        self.leapt_us = 0
         self.dead = False
         self.frozen_until_us = 0
         self.connection: ClientConnection | None = None
@@ -385,7 +398,8 @@ class Process:
         """Connect, for all callers that wait for it."""
         self._connecting.append(execution)
         if len(self._connecting) == 1:
-            self.world.after(2 * self.world.delay_us(), self, self._connected)
+            held_us = max(self.requests_held_us, self.replies_held_us) - self.world.now_us
+            self.world.after(max(2 * self.world.delay_us(), held_us), self, self._connected)
 
     def _connected(self) -> None:
         waiting, self._connecting = self._connecting, []

@@ -23,6 +23,7 @@ from redislock_fast._protocol.scripts import (
     ACQUIRE_PERMIT,
     EXTEND,
     FOR_PERMITS,
+    LEAD,
     LEAVE,
     PASS_ON,
     REACQUIRE,
@@ -51,6 +52,7 @@ _NAMES: dict[object, str] = {
         ("reacquire", REACQUIRE),
         ("redeem", REDEEM),
         ("wait", WAIT),
+        ("lead", LEAD),
         ("pass on", PASS_ON),
         ("leave", LEAVE),
         ("acquire permit", ACQUIRE_PERMIT),
@@ -103,6 +105,8 @@ class World:
         doubtful: tokens of waiters that got the lock by the second of two requests, and may not end the connection of
             the first: that may be executed after the release, too late for a cleanup. And callers' own tokens whose
             connection broke before the reply: another owner may have the same one, so nothing is cleaned up.
+        acting: the process to which something happens now.
+        server_leapt_us: by how much the server's clock has leapt forward.
         changed: whether a process has gone on since the last check.
         new_token: draws a token, in place of `TokenSource.new_token`.
     """
@@ -118,6 +122,8 @@ class World:
         self.served: Callable[[Process, Args, Reply], None] = lambda *_: None
         self.tells = tells
         self.story: list[str] = []
+        self.acting: Process | None = None
+        self.server_leapt_us = 0
         self.changed = True
         self.running: Task | None = None
         self.doubtful: set[bytes] = set()
@@ -141,8 +147,8 @@ class World:
         self.late_us = late_us
 
     def clock(self) -> float:
-        """In place of `_util.times.clock`."""
-        return self.now_us / 1e6
+        """In place of `_util.times.clock`: that of the process to which something happens."""
+        return (self.now_us if self.acting is None else self.now_us + self.acting.leapt_us) / 1e6
 
     def tell(self, *words: object) -> None:
         """Add to the story."""
@@ -171,6 +177,7 @@ class World:
                 self.at(process.frozen_until_us, process, do, *args)
                 return True
         self.now_us = max(self.now_us, at_us)
+        self.acting = process
         do(*args)
         del do, args  # as asyncio does: an error keeps this frame, which must not keep the error
         return True
@@ -198,7 +205,7 @@ class World:
 
     def set_server_clock(self) -> None:
         """Set the server's clock to the time."""
-        self.model.now_us = max(self.model.now_us + 1, SERVER_STARTED_US + self.now_us)
+        self.model.now_us = max(self.model.now_us + 1, SERVER_STARTED_US + self.now_us + self.server_leapt_us)
 
 
 class Call:
@@ -270,7 +277,7 @@ class ClientConnection:
     def send(self, requests: list[Args], call: Call | OnReply | None) -> None:
         """Let requests leave together."""
         world = self._world
-        self._arrives_us = max(self._arrives_us, world.now_us + world.delay_us())
+        self._arrives_us = max(self._arrives_us, world.now_us + world.delay_us(), self._process.requests_held_us)
         for request in requests:
             self._calls.append(call)
             world.at(self._arrives_us, None, self._serve, request)
@@ -317,7 +324,7 @@ class ClientConnection:
 
     def _return(self, is_push: bool, item: Any) -> None:
         world = self._world
-        self._returns_us = max(self._returns_us, world.now_us + world.delay_us())
+        self._returns_us = max(self._returns_us, world.now_us + world.delay_us(), self._process.replies_held_us)
         self._under_way.append((is_push, item))
         world.at(self._returns_us, self._process, self._receive)
 
