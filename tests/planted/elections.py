@@ -53,6 +53,20 @@ FAULTS = (
         _TESTS + "test_lock_is_given_back_when_the_work_has_ended[threads]",
     ),
     Fault(
+        "leader that stops while its server is away raises that error",
+        "election.py",
+        "with Outage(self._election.name).survived():",
+        "with contextlib.nullcontext():",
+        _TESTS + "test_leader_that_stops_while_its_server_is_away_ends_without_an_error[threads]",
+    ),
+    Fault(
+        "attempt of a renewal goes on while its leader is to be told to stop",
+        "_procedures/loss.py",
+        "danger_at - GRACE_S for",
+        "danger_at + 1 for",
+        "tests/unit/lease/test_lease.py::test_renewal_is_tried_again_when_the_danger_begins_and_ends_by_then",
+    ),
+    Fault(
         "observed terms do not rise",
         "_election/observing.py",
         "        self._last = leader.term\n",

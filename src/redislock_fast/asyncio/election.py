@@ -133,10 +133,14 @@ class Term:
             raise lost(election.name, self._reason or LossReason.EXPIRED) from error
 
     async def _let_go(self, error: BaseException | None) -> None:
-        """Release the lock. An error of that is only logged where the body has ended with another one."""
+        """Release the lock, in the background where its server is away.
+
+        An error of that is only logged where the body has ended with another one.
+        """
         if not self._gives_up:
-            await self._lock.__aexit__(None if error is None else type(error), error, None)
-            return
+            with Outage(self._election.name).survived():
+                await self._lock.__aexit__(None if error is None else type(error), error, None)
+                return
         try:
             give_up(self._lock)
         except LockLostError:

@@ -320,6 +320,19 @@ def test_leader_is_told_to_stop_before_its_lease_ends(
     assert (leader.terms + follower.terms)[-1].number > leader.terms[0].number
 
 
+def test_leader_that_stops_while_its_server_is_away_ends_without_an_error(
+    spare_server: Callable[..., Server], stand: Stand, callers: Callers
+) -> None:
+    server = spare_server()
+    leader = stand(server.port).run()
+    leader.until_leads()
+    server.kill()
+    callers.run(leader.election.stop)
+    assert leader.running.exception(FAR_S) is None
+    assert [what for what, _ in leader.told] == ["started", "stopped"]
+    assert not leader.election.is_leader
+
+
 @pytest.mark.slow
 def test_leader_that_does_not_stop_is_no_leader_by_the_clock(
     spare_server: Callable[..., Server], stand: Stand, callers: Callers
