@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import redislock_fast
-from bench import cluster, latency, lingering, production, redlock, renewal, scripts, semaphore, throughput
+from bench import cluster, election, latency, lingering, production, redlock, renewal, scripts, semaphore, throughput
 from bench.contention import command as contention
 from bench.contestants import AbsentError, CheckFailedError
 from bench.guard import command as guard
@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, ModuleType] = {
     "redlock": redlock,
     "scripts": scripts,
     "semaphore": semaphore,
+    "election": election,
     "guard": guard,
 }
 
