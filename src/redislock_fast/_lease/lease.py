@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from redis.exceptions import LockNotOwnedError
 
 from redislock_fast._lease.kept import KeptKey
-from redislock_fast._lease.metrics import Counted, next_serial, report, report_end_later
+from redislock_fast._lease.metrics import Counted, Reports, next_serial, report, report_end_later
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util.errors import LossReason
@@ -160,21 +160,29 @@ class Lease:
             lock = self.lock()
             report(self.options.observers, method, self.key if lock is None else lock.name, *args)
 
+    def report_release(self, hold_s: float, success: bool) -> None:
+        """Report how long the lock was held, and whether it was until its release."""
+        if self.options.observers:
+            self._reports().released(hold_s, success)
+
+    def _reports(self) -> Reports:
+        lock = self.lock()
+        return self.options.reports_of(self.key if lock is None else lock.name)
+
     def count(self) -> None:
         """Have observers count the lock as held."""
         if self.options.observers:
-            lock = self.lock()
-            name = self.key if lock is None else lock.name
             serial = next_serial()
-            self.counted = (self.options.observers, name, serial)
-            report(self.options.observers, "record_holding", name, serial, True)
+            reports = self._reports()
+            self.counted = (reports, serial)
+            reports.begin(serial)
 
     def end_count(self) -> None:
         """Have observers count the lock as held no more. Any thread may call it, and more than once."""
         counted = self.counted
         if counted is not None:
-            observers, name, serial = counted
-            report(observers, "record_holding", name, serial, False)
+            reports, serial = counted
+            reports.end(serial)
             self.counted = None  # last: after an interrupt before, it is reported again
 
     # ---- validity ----

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Counted",
     "FailureMetrics",
+    "Holdings",
     "Metrics",
     "Observer",
     "ObserverByKind",
+    "Reports",
     "Wait",
     "WaitMode",
     "install",
@@ -43,6 +45,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_FAILED = "metrics failed."
 
 WaitMode: TypeAlias = Literal["queue", "tracking", "polling", "client", "local"]
 """How an acquire waits: in the lock's queue; until the server tells of a change of the key; by attempts; by attempts of
@@ -165,6 +169,26 @@ class Observer(FailureMetrics, Protocol):
         """A renewal has got no reply. It is tried again until the lease ends."""
 
 
+class Holdings(Protocol):
+    """What an observer does with the holdings of locks of one name, found once: a lock is held again and again."""
+
+    @property
+    def begin(self) -> Callable[[int], object]:
+        """Counts the holding of this serial; see `Observer.record_holding`."""
+
+    @property
+    def end(self) -> Callable[[int], object]:
+        """Counts the holding of this serial no more."""
+
+    @property
+    def acquired(self) -> Callable[[float], object]:
+        """Records the seconds from the call of `acquire` until the lock was acquired."""
+
+    @property
+    def released(self) -> Callable[[float], object]:
+        """Records the seconds for which the lock was held."""
+
+
 class ObserverByKind:
     """An object to install that has another one get the reports of semaphores.
 
@@ -174,6 +198,10 @@ class ObserverByKind:
 
     of_semaphores: Any
 
+    def holdings_of(self, name: str | bytes) -> Holdings | None:  # noqa: ARG002
+        """What gets the reports of the holdings of a lock of this name; None: this object, by `Observer`'s methods."""
+        return None
+
 
 def of_semaphore(observers: tuple[Any, ...]) -> tuple[Any, ...]:
     """What gets the reports of a semaphore's permits where these objects get those of a lock."""
@@ -182,9 +210,6 @@ def of_semaphore(observers: tuple[Any, ...]) -> tuple[Any, ...]:
 
 next_serial = itertools.count(1).__next__
 """Returns a new name for a holding or a wait. A forked child goes on from its parent's."""
-
-Counted: TypeAlias = "tuple[Iterable[Any], str | bytes, int]"
-"""What counts a holding: the observers, and the lock's name and the serial that they were given."""
 
 _later: deque[tuple[Iterable[Any], str, tuple[Any, ...]]] = deque()
 fork.on_fork(_later.clear)
@@ -211,8 +236,8 @@ def report_waiting() -> None:
 
 def report_end_later(counted: Counted) -> None:
     """`report_later` of the end of a holding."""
-    observers, name, serial = counted
-    _later.append((observers, "record_holding", (name, serial, False)))
+    reports, serial = counted
+    _later.append(((reports,), "end", (serial,)))
 
 
 def _call(observers: Iterable[Any], method: str, args: tuple[Any, ...]) -> None:
@@ -222,7 +247,86 @@ def _call(observers: Iterable[Any], method: str, args: tuple[Any, ...]) -> None:
             try:
                 call(*args)
             except Exception:
-                logger.exception("metrics failed.")
+                logger.exception(_FAILED)
+
+
+class Reports:
+    """The reports of the holdings of one lock. `Options.reports_of` makes them.
+
+    Args:
+        observers: what gets them.
+        name: of the lock, as it was given to it.
+
+    Attributes:
+        is_whole: whether all observers have given what they do with the holdings: one may have failed.
+    """
+
+    __slots__ = ("_holdings", "_others", "is_whole", "name")
+
+    def __init__(self, observers: Iterable[Any], name: str | bytes) -> None:
+        self.name = name
+        self.is_whole = True
+        self._holdings: list[Holdings] = []
+        self._others: list[Any] = []
+        for observer in observers:
+            try:
+                holdings = observer.holdings_of(name) if isinstance(observer, ObserverByKind) else None
+            except Exception:
+                logger.exception(_FAILED)
+                self.is_whole = False
+            else:
+                if holdings is None:
+                    self._others.append(observer)
+                else:
+                    self._holdings.append(holdings)
+
+    def begin(self, serial: int) -> None:
+        """Report that the lock is held from now on; see `Observer.record_holding`."""
+        if _later:
+            report_waiting()
+        for holdings in self._holdings:
+            try:
+                holdings.begin(serial)
+            except Exception:
+                logger.exception(_FAILED)
+        if self._others:
+            _call(self._others, "record_holding", (self.name, serial, True))
+
+    def end(self, serial: int) -> None:
+        """Report that the lock is not held any more."""
+        for holdings in self._holdings:
+            try:
+                holdings.end(serial)
+            except Exception:
+                logger.exception(_FAILED)
+        if self._others:
+            _call(self._others, "record_holding", (self.name, serial, False))
+
+    def acquired(self, seconds: float, attempts: int) -> None:
+        """Report an acquisition; see `Metrics.record_acquisition`."""
+        for holdings in self._holdings:
+            try:
+                holdings.acquired(seconds)
+            except Exception:
+                logger.exception(_FAILED)
+        if self._others:
+            report(self._others, "record_acquisition", self.name, seconds, attempts)
+
+    def released(self, hold_s: float, success: bool) -> None:
+        """Report a release; see `Metrics.record_release`."""
+        if _later:
+            report_waiting()
+        for holdings in self._holdings:
+            try:
+                holdings.released(hold_s)
+            except Exception:
+                logger.exception(_FAILED)
+        if self._others:
+            _call(self._others, "record_release", (self.name, hold_s, success))
+
+
+Counted: TypeAlias = tuple[Reports, int]
+"""What counts a holding: the reports, and the serial that they were given."""
 
 
 class Wait:

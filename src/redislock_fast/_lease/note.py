@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.metrics import Counted, next_serial, report, report_end_later
+from redislock_fast._lease.metrics import Counted, Reports, next_serial, report_end_later
 from redislock_fast._lease.prolonging import mutex
 
 if TYPE_CHECKING:
@@ -103,20 +102,20 @@ class Note:
             lease.counted = self.counted
         return lease
 
-    def count(self, observers: Iterable[Any], name: str | bytes) -> None:
+    def count(self, reports: Reports) -> None:
         """Have observers count the lock as held."""
         if self.counted is not None:  # an interrupt came before its end was reported
             report_end_later(self.counted)
         serial = next_serial()
-        self.counted = (observers, name, serial)
-        report(observers, "record_holding", name, serial, True)
+        self.counted = (reports, serial)
+        reports.begin(serial)
 
     def end_count(self) -> None:
         """Have observers count the lock as held no more."""
         counted = self.counted
         if counted is not None:
-            observers, name, serial = counted
-            report(observers, "record_holding", name, serial, False)
+            reports, serial = counted
+            reports.end(serial)
             self.counted = None  # last: after an interrupt before, it is reported again
 
     def begin_release(self, token: bytes) -> bool:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from redislock_fast._lease.logs import CALL_LOG, logs_calls
-from redislock_fast._lease.metrics import installed
+from redislock_fast._lease.metrics import Reports, installed
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import positive_ms
 
@@ -244,6 +244,7 @@ class Options:
         self.logs_calls = logs_calls()
         log = (CALL_LOG,) if self.logs_calls else ()
         self.observers = (*(() if metrics is None else (metrics,)), *installed, *log)
+        self._reports: Reports | None = None
         self.linger = linger
         self.on_wanted = on_wanted
         self.on_danger = on_danger
@@ -265,6 +266,14 @@ class Options:
         """Whether any of them makes a difference."""
         is_seen = self.observers != ()
         return self.watches or self.reentrant or is_seen or any(map(_is_given, (self.adaptive, self.breaker)))
+
+    def reports_of(self, name: str | bytes) -> Reports:
+        """The reports of the lock's holdings, under the name that it has now: mostly that of the last call."""
+        reports = self._reports
+        if reports is None or reports.name is not name:
+            reports = Reports(self.observers, name)
+            self._reports = reports if reports.is_whole else None
+        return reports
 
     def guarded(self) -> AbstractContextManager[None]:
         """The context of an acquire, in which a circuit breaker gets connection errors and timeouts alone."""

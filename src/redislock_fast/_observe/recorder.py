@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
-from bisect import bisect_left
-from collections.abc import Callable
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from redislock_fast._lease.metrics import ObserverByKind, report_waiting
 from redislock_fast._lease.prolonging import mutex
@@ -66,6 +67,7 @@ METRICS = (ACQUIRE, HOLD, HELD, WAITING, LOST, RENEWAL_FAILURES, HAND_OVERS, WAI
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The bounds of the histograms' buckets, in seconds."""
 
+_AT_ONCE = 256
 _MOST_NAMES = 100
 _KEPT_LABELS = 1024
 _OTHER = "other"
@@ -99,26 +101,44 @@ class Count:
 class Durations:
     """A histogram by `BOUNDS_S`, to which any thread may add.
 
-    Thread safety: `_numbers` and `_sum_s` change together, under `mutex`.
+    Durations are sorted into the buckets some hundred at a time, which takes a tenth of what each would take alone.
+
+    Thread safety: any thread adds to the end of `_new`, which is one operation. Durations are taken from its beginning
+    where `_sorted` is replaced, under `mutex`. So as long as that is the same, nothing was taken.
     """
 
-    __slots__ = ("_numbers", "_sum_s")
+    __slots__ = ("_new", "_sorted")
 
     def __init__(self) -> None:
-        self._numbers = [0] * (len(BOUNDS_S) + 1)
-        self._sum_s = 0.0
+        self._new: list[float] = []
+        self._sorted: tuple[list[int], float] = ([0] * (len(BOUNDS_S) + 1), 0.0)
 
     def observe(self, seconds: float) -> None:
         """Add a duration."""
-        bucket = bisect_left(BOUNDS_S, seconds)
+        new = self._new
+        new.append(seconds)
+        if len(new) >= _AT_ONCE:
+            self._sort_in()
+
+    def _sort_in(self) -> bool:
+        """Sort into the buckets what is there. Returns False where another thread, or a signal handler, was faster."""
+        numbers, sum_s = before = self._sorted
+        new = sorted(self._new)
+        upto = [0, *(bisect_right(new, bound) for bound in BOUNDS_S), len(new)]
+        numbers = [number + end - begin for number, begin, end in zip(numbers, upto, upto[1:], strict=False)]
+        after, count = (numbers, sum_s + sum(new)), len(new)
         with mutex.lock:
-            self._numbers[bucket] += 1
-            self._sum_s += seconds
+            is_first = self._sorted is before
+            if is_first:
+                self._sorted = after
+                del self._new[:count]
+        return is_first
 
     def read(self) -> tuple[list[int], float]:
         """How many durations are in each bucket, the last one without a bound, and their sum in seconds."""
-        with mutex.lock:
-            return self._numbers[:], self._sum_s
+        while not self._sort_in():
+            pass
+        return self._sorted
 
 
 class Output(Protocol):
@@ -138,7 +158,10 @@ class Output(Protocol):
         """Set a gauge."""
 
 
-class _Observers(dict["str | None", Callable[[float], object]]):
+_Observer: TypeAlias = Callable[[float], object]
+
+
+class _Observers(dict["str | None", _Observer]):
     """What the durations of one `name` are added to: of acquires, by the result; of holdings, by None.
 
     Each is asked for when there is a first duration: it is exposed from then on.
@@ -148,20 +171,39 @@ class _Observers(dict["str | None", Callable[[float], object]]):
         self._output = output
         self._labels = labels
 
-    def __missing__(self, result: str | None) -> Callable[[float], object]:
+    def __missing__(self, result: str | None) -> _Observer:
         metric, labels = (HOLD, self._labels) if result is None else (ACQUIRE, (*self._labels, result))
         observer = self[result] = self._output.observer(metric, labels)
         return observer
 
 
+class _Holdings:
+    """The `Holdings` of one `name`."""
+
+    def __init__(
+        self, begin: Callable[[int], object], end: Callable[[int], object], observers: Mapping[str | None, _Observer]
+    ) -> None:
+        self.begin = begin
+        self.end = end
+        self._observers = observers
+
+    @cached_property
+    def acquired(self) -> _Observer:
+        return self._observers["acquired"]
+
+    @cached_property
+    def released(self) -> _Observer:
+        return self._observers[None]
+
+
 class Recorder(ObserverByKind, patching.Adaptable):
-    """Records the reports of locks; an `Observer`. Another one records those of semaphores, for the same output.
+    """Records the reports of locks. Another one records those of semaphores, for the same output.
 
     A gauge is the number of holdings or waits that have begun and not ended, each by its serial: one that is reported
     twice, since an interrupt came in between, counts once.
 
-    Thread safety: any thread may report. Each change of a dict is one operation. `_mutex` is held while an output's
-    gauge is set, which is after the change, so that the last value is the right one.
+    Thread safety: any thread may report. Each change of a dict or set is one operation. `_mutex` is held while an
+    output's gauge is set, which is after the change, so that the last value is the right one.
 
     Args:
         output: where the values go.
@@ -181,9 +223,9 @@ class Recorder(ObserverByKind, patching.Adaptable):
         self._output = output
         self._name_template = name_template
         self._observers: dict[str, _Observers] = {}
-        self._observers_of = lru_cache(_KEPT_LABELS)(self._find_observers)
+        self._holdings: dict[str, _Holdings] = {}
         self._label = lru_cache(_KEPT_LABELS)(self._find_label)
-        self._gauges: dict[Metric, dict[str, dict[int, object]]] = {HELD: {}, WAITING: {}}
+        self._gauges: dict[Metric, dict[str, set[int]]] = {HELD: {}, WAITING: {}}
         self._mutex = threading.RLock()
         self._is_stale = False
         fork.forget_in_child(self)
@@ -195,7 +237,9 @@ class Recorder(ObserverByKind, patching.Adaptable):
     def forget(self) -> None:
         """In a forked child: nothing is held, and nobody waits. The output hears of it with the next change."""
         self._mutex = threading.RLock()
-        self._gauges = {metric: {label: {} for label in counts} for metric, counts in self._gauges.items()}
+        for counts in self._gauges.values():
+            for serials in counts.values():
+                serials.clear()
         self._is_stale = True
 
     def values(self, metric: Metric) -> list[tuple[tuple[str, str], int]]:
@@ -237,73 +281,70 @@ class Recorder(ObserverByKind, patching.Adaptable):
             self._observers.setdefault(label, _Observers(self._output, (label, self._kind)))
         return label
 
-    def _find_observers(self, name: str | bytes) -> _Observers:
-        return self._observers[self._label(name)]
-
     def _begin_counts(self, label: str) -> None:
         """Expose at 0 what alerts take the increase of: there is none from a counter that begins at 1."""
         for reason in LossReason:
             self._output.count(LOST, (label, self._kind, reason.name.lower()), 0)
         self._output.count(RENEWAL_FAILURES, (label, self._kind), 0)
 
-    def _begin(self, metric: Metric, name: str | bytes, serial: int) -> None:
-        label = self._label(name)
-        self._gauges[metric].setdefault(label, {})[serial] = None
+    def _begin(self, metric: Metric, label: str, serial: int) -> None:
+        self._gauges[metric].setdefault(label, set()).add(serial)
         if self._output.sets_gauges:
             self._set(metric, label)
 
-    def _end(self, metric: Metric, name: str | bytes, serial: int) -> bool:
+    def _end(self, metric: Metric, label: str, serial: int) -> bool:
         """Returns whether it had begun, and had not ended before."""
+        was_counted = False
         try:
-            label = self._label(name)
-            was_counted = self._gauges[metric].setdefault(label, {}).pop(serial, self) is None
+            with contextlib.suppress(KeyError):
+                self._gauges[metric].setdefault(label, set()).remove(serial)
+                was_counted = True
             if self._output.sets_gauges:
                 self._set(metric, label)
         except BaseException:  # an interrupt may come before any line, and be logged as an error of the output
-            for serials in list(self._gauges[metric].values()):
-                serials.pop(serial, None)
+            self._gauges[metric][label].discard(serial)
             self._is_stale = True
             raise
         return was_counted
 
-    # ---- reports ----
+    def holdings_of(self, name: str | bytes) -> _Holdings:
+        """What is done with the holdings of a name."""
+        label = self._label(name)
+        holdings = self._holdings.get(label)
+        if holdings is None:
+            begin: Callable[[int], object]
+            end: Callable[[int], object]
+            if self._output.sets_gauges:
+                begin, end = partial(self._begin, HELD, label), partial(self._end, HELD, label)
+            else:
+                held = self._gauges[HELD].setdefault(label, set())
+                begin, end = held.add, held.discard
+            holdings = self._holdings[label] = _Holdings(begin, end, self._observers[label])
+        return holdings
 
-    def record_acquisition(self, name: str | bytes, seconds: float, attempts: int) -> None:  # noqa: ARG002
-        """Record an acquire that has got the lock."""
-        self._observers_of(name)["acquired"](seconds)
+    # ---- reports ----
 
     def record_failure(self, name: str | bytes, seconds: float, attempts: int, error: BaseException | None) -> None:  # noqa: ARG002
         """Record an acquire that has not got the lock."""
         result = "not_acquired" if error is None else "error" if isinstance(error, Exception) else "cancelled"
-        self._observers_of(name)[result](seconds)
+        self._observers[self._label(name)][result](seconds)
 
     def record_skip(self, name: str | bytes, seconds: float) -> None:
         """Record a run of `once` that was skipped."""
-        self._observers_of(name)["skipped"](seconds)
-
-    def record_release(self, name: str | bytes, hold_s: float, success: bool) -> None:  # noqa: ARG002
-        """Record for how long a lock was held."""
-        self._observers_of(name)[None](hold_s)
+        self._observers[self._label(name)]["skipped"](seconds)
 
     def record_loss(self, name: str | bytes, hold_s: float, reason: LossReason) -> None:  # noqa: ARG002
         """Record a loss."""
         self._output.count(LOST, (self._label(name), self._kind, reason.name.lower()))
 
-    def record_holding(self, name: str | bytes, serial: int, held: bool) -> None:
-        """Record the begin or the end of a holding."""
-        if held:
-            self._begin(HELD, name, serial)
-        else:
-            self._end(HELD, name, serial)
-
     def record_wait_started(self, name: str | bytes, serial: int) -> None:
         """Record that a caller waits."""
-        self._begin(WAITING, name, serial)
+        self._begin(WAITING, self._label(name), serial)
 
     def record_wait_ended(self, name: str | bytes, serial: int, mode: WaitMode, handed_over: bool) -> None:
         """Record that a caller waits no more."""
-        if self._end(WAITING, name, serial):
-            label = self._label(name)
+        label = self._label(name)
+        if self._end(WAITING, label, serial):
             self._output.count(WAITS, (label, self._kind, mode))
             if handed_over:
                 self._output.count(HAND_OVERS, (label, self._kind))

@@ -9,10 +9,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from redislock_fast._lease.metrics import (
-    report,
-    report_call,
-)
+from redislock_fast._lease.metrics import report_call
 from redislock_fast._lease.note import Note
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
@@ -179,8 +176,9 @@ def becomes_note(
     if note.lock() is not lock:  # two lock objects may have one owner
         note.lock = weakref.ref(lock)
     note.over = False
-    if options.observers:
-        note.count(options.observers, lock._name)  # before the renewer may find out a loss
+    reports = options.reports_of(lock._name) if options.observers else None
+    if reports is not None:
+        note.count(reports)  # before the renewer may find out a loss
     note.held = (lock._key, token, ttl_ms, expires_at, options, begun)
     owner.token = token
     if owner.forgotten_by is not None:  # else `hold` would do no more
@@ -188,9 +186,10 @@ def becomes_note(
     if ttl_ms is not None and options.watches and (note.listed_ms != ttl_ms or note.renewer is not renewer):
         assert expires_at is not None
         renewer.note(note, ttl_ms, expires_at - ttl_ms / 1000)
-    if options.observers:
-        report(options.observers, "record_acquisition", lock._name, begun - asked_at, attempts)
-        report_call(options, "acquired {} after", lock._name, begun - asked_at, token)
+    if reports is not None:
+        reports.acquired(begun - asked_at, attempts)
+        if options.logs_calls:
+            report_call(options, "acquired {} after", lock._name, begun - asked_at, token)
     return True
 
 

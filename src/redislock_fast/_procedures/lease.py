@@ -219,7 +219,7 @@ def report_release(lock: LeaseLock, lease: Lease, released: bool) -> None:
     held_s = clock() - lease.begun
     if lease.options.adaptive is not None:
         lease.options.adaptive.observe(lock.name, held_s)
-    lease.report("record_release", held_s, released)
+    lease.report_release(held_s, released)
     lease.end_count()
     what = "released {}, held for" if released else "released {}, which was lost before, held for"
     report_call(lease.options, what, lock.name, held_s, lease.token)

@@ -31,7 +31,6 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.logs import knows_whether, logs_calls
 from redislock_fast._lease.metrics import (
     installed,
-    report,
     report_call,
 )
 from redislock_fast._lease.options import Options, linger_ms_of, refuse_unknown, spelled_out
@@ -674,7 +673,7 @@ class LockBase:
         elif before is not None:
             self._let_go(before)
         if asked_at is not None:
-            report(options.observers, "record_acquisition", self._name, lease.begun - asked_at, pending.retries + 1)
+            options.reports_of(self._name).acquired(lease.begun - asked_at, pending.retries + 1)
             report_call(options, "acquired {} after", self._name, lease.begun - asked_at, token)
         lease.count()
         return lease

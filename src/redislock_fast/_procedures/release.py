@@ -11,11 +11,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.metrics import (
-    report,
-    report_call,
-    report_end_later,
-)
+from redislock_fast._lease.metrics import report_call, report_end_later
 from redislock_fast._lease.note import Held, Note
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.lease import (
@@ -144,9 +140,10 @@ def report_noted_release(lock: LockBase, note: Note, held: Held) -> None:
     """Report how long the lock was held, for metrics."""
     _, token, _, _, options, begun = held
     held_s = clock() - begun
-    report(options.observers, "record_release", lock.name, held_s, True)
+    options.reports_of(lock._name).released(held_s, True)
     note.end_count()
-    report_call(options, "released {}, held for", lock.name, held_s, token)
+    if options.logs_calls:
+        report_call(options, "released {}, held for", lock._name, held_s, token)
 
 
 def end_failed_release(lock: LockBase, owner: Owner, lease: Lease | None, token: bytes, release: object) -> None:

@@ -30,7 +30,7 @@ from redis.exceptions import (
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.logs import tell_if_long
-from redislock_fast._lease.metrics import report, report_call, waiting_of
+from redislock_fast._lease.metrics import report_call, waiting_of
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.telling import end_telling
@@ -304,7 +304,7 @@ class RedlockBase(RedlockSettings):
         owner.lease = lease = RedlockLease(self, self._keys, majority, self._ttl_ms, options, self._quorum)
         lease.task = None if task is None else weakref.ref(task)
         self._keep(lease)
-        report(options.observers, "record_acquisition", self._name, lease.begun - asked_at, owner.retries + 1)
+        options.reports_of(self._name).acquired(lease.begun - asked_at, owner.retries + 1)
         report_call(options, "acquired {} after", self._name, lease.begun - asked_at, lease.token)
         lease.count()
 

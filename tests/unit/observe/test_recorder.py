@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from redislock_fast._lease.options import Options
+from redislock_fast._observe import recorder as recorder_module
 from redislock_fast._observe.recorder import (
     BOUNDS_S,
     HELD,
@@ -56,8 +58,8 @@ def test_names_are_bounded_in_number() -> None:
     values = Values()
     recorder = Recorder(values)
     for number in range(150):
-        recorder.record_release(f"name-{number}:1", 1.0, True)
-    recorder.record_release(b"name-3:2", 1.0, True)
+        recorder.holdings_of(f"name-{number}:1").released(1.0)
+    recorder.holdings_of(b"name-3:2").released(1.0)
     assert len(set(values.labels)) == 101
     assert values.labels[99:101] == [("name-99", "lock"), ("other", "lock")]
     assert values.labels[-1] == ("name-3", "lock")
@@ -67,7 +69,7 @@ def test_losses_and_failed_renewals_of_each_name_begin_at_0_once() -> None:
     values = Values()
     recorder = Recorder(values)
     for number in (*range(150), *range(150)):
-        recorder.record_release(f"name-{number}:1", 1.0, True)
+        recorder.holdings_of(f"name-{number}:1").released(1.0)
     names = [*(f"name-{number}" for number in range(100)), "other"]
     reasons = ("expired", "taken", "deleted", "server_gone", "stalled")
     assert values.begun == [
@@ -82,7 +84,7 @@ def test_losses_and_failed_renewals_of_each_name_begin_at_0_once() -> None:
 
 def test_a_template_of_the_users_makes_the_names() -> None:
     values = Values()
-    Recorder(values, lambda name: name.upper()).record_release(b"a:1", 1.0, True)
+    Recorder(values, lambda name: name.upper()).holdings_of(b"a:1").released(1.0)
     assert values.labels == [("A:1", "lock")]
 
 
@@ -91,7 +93,7 @@ def test_locks_and_semaphores_of_one_name_are_told_apart() -> None:
     values.sets_gauges = False
     recorder = Recorder(values)
     for kind in (recorder, recorder.of_semaphores):
-        kind.record_holding("a", 1, True)
+        kind.holdings_of("a").begin(1)
         kind.record_renewal_failure("a")
     assert values.labels == [("a", "lock"), ("a", "semaphore")]
     assert recorder.values(HELD) == [(("a", "lock"), 1), (("a", "semaphore"), 1)]
@@ -102,10 +104,10 @@ def test_locks_and_semaphores_of_one_name_are_told_apart() -> None:
 def test_a_gauge_starts_anew_in_a_forked_child() -> None:
     values = Values()
     recorder = Recorder(values)
-    recorder.record_holding("a", 1, True)
+    recorder.holdings_of("a").begin(1)
     recorder.record_wait_started("b", 2)
     recorder.forget()
-    recorder.record_holding("c", 3, True)
+    recorder.holdings_of("c").begin(3)
     assert {(metric.name, name): value for (metric, name, _), value in values.gauges.items()} == {
         ("redislock.held", "a"): 0,
         ("redislock.held", "c"): 1,
@@ -116,10 +118,10 @@ def test_a_gauge_starts_anew_in_a_forked_child() -> None:
 def test_an_end_that_is_reported_twice_or_alone_counts_once() -> None:
     values = Values()
     recorder = Recorder(values)
-    recorder.record_holding("a", 1, True)
-    recorder.record_holding("a", 2, True)
+    recorder.holdings_of("a").begin(1)
+    recorder.holdings_of("a").begin(2)
     for serial in (1, 1, 7):
-        recorder.record_holding("a", serial, False)
+        recorder.holdings_of("a").end(serial)
         recorder.record_wait_ended("a", serial, "queue", True)
     assert [(("a", "lock"), 1)] == recorder.values(HELD)
     assert [] == values.labels
@@ -135,21 +137,22 @@ class Interrupted(Values):
 def test_an_end_that_is_interrupted_counts() -> None:
     values = Interrupted()
     recorder = Recorder(values)
-    for held in (True, False):
+    holdings = recorder.holdings_of("a")
+    for report in (holdings.begin, holdings.end):
         with pytest.raises(KeyboardInterrupt):
-            recorder.record_holding("a", 1, held)
+            report(1)
     assert [(("a", "lock"), 0)] == recorder.values(HELD)
 
 
 def test_an_end_that_is_interrupted_is_set_with_the_next_report() -> None:
     values = Values()
     recorder = Recorder(values)
-    recorder.record_holding("a", 1, True)
+    recorder.holdings_of("a").begin(1)
     values.set = Interrupted().set  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        recorder.record_holding("a", 1, False)
+        recorder.holdings_of("a").end(1)
     del values.set
-    recorder.record_holding("b", 2, True)
+    recorder.holdings_of("b").begin(2)
     assert {name: value for (_, name, _), value in values.gauges.items()} == {"a": 0, "b": 1}
 
 
@@ -157,7 +160,7 @@ def test_gauges_are_not_set_for_an_output_that_reads_them() -> None:
     values = Values()
     values.sets_gauges = False
     recorder = Recorder(values)
-    recorder.record_holding("a", 1, True)
+    recorder.holdings_of("a").begin(1)
     assert ({}, [(("a", "lock"), 1)]) == (values.gauges, recorder.values(HELD))
 
 
@@ -170,8 +173,8 @@ def test_a_name_whose_label_is_known_is_not_looked_at_again() -> None:
 
     recorder = Recorder(Values(), template)
     for name in ("a", b"a", "b", "a", b"a"):
-        recorder.record_release(name, 1.0, True)
-        recorder.record_holding(name, 1, True)
+        recorder.holdings_of(name).released(1.0)
+        recorder.holdings_of(name).begin(1)
     assert names == ["a", "a", "b"]
 
 
@@ -192,6 +195,56 @@ def test_many_threads_lose_no_value() -> None:
     numbers, sum_s = durations.read()
     assert (numbers[BOUNDS_S.index(0.25)], sum(numbers), sum_s) == (4 * each, 4 * each, 0.25 * 4 * each)
     assert count.value == 2 * 4 * each
+
+
+@pytest.mark.parametrize("count", [1, 1000], ids=["few", "many"])
+def test_a_duration_is_in_the_bucket_of_the_least_bound_that_it_does_not_exceed(count: int) -> None:
+    durations = Durations()
+    for _ in range(count):
+        for bound in BOUNDS_S:
+            durations.observe(bound)
+            durations.observe(bound * 1.01)
+    numbers, sum_s = durations.read()
+    assert numbers == [count, *[2 * count] * (len(BOUNDS_S) - 1), count]
+    assert sum_s == pytest.approx(2.01 * count * sum(BOUNDS_S))
+
+
+def test_what_is_read_in_the_midst_of_the_sorting_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a signal handler."""
+    durations = Durations()
+    read = []
+
+    def interrupted(values: list[float]) -> list[float]:
+        monkeypatch.setattr(recorder_module, "sorted", sorted, raising=False)
+        new = sorted(values)
+        durations.observe(0.25)
+        read.append(durations.read())
+        return new
+
+    durations.observe(0.25)
+    monkeypatch.setattr(recorder_module, "sorted", interrupted, raising=False)
+    read.append(durations.read())
+    assert [(sum(numbers), sum_s) for numbers, sum_s in read] == [(2, 0.5), (2, 0.5)]
+
+
+def test_a_name_without_label_is_asked_for_again_and_the_lock_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    planned = [ValueError("planned")]
+
+    def template(name: str) -> str:
+        if planned:
+            raise planned.pop()
+        return name
+
+    options, values = Options(), Values()
+    options.observers = (Recorder(values, template),)
+    for serial in (1, 2):
+        reports = options.reports_of("a")
+        reports.begin(serial)
+        reports.acquired(1.0, 1)
+        reports.released(1.0, True)
+        reports.end(serial)
+    assert values.labels == [("a", "lock", "acquired"), ("a", "lock")]
+    assert [record.message for record in caplog.records] == ["metrics failed."]
 
 
 def test_an_acquire_that_is_interrupted_is_no_error() -> None:
