@@ -217,7 +217,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             raise wrong_timeout(self)
         if self._linger_ms is not None and options is None and token is blocking_timeout is None:
             return acquire_lingering(self, owner, blocking)
-        task = None if options is None else current_task()
+        task = current_task() if options is not None and options.cancel_on_lost else None
         return self._acquire(new_call(self, owner, None, blocking, blocking_timeout, token, task))
 
     @runs("Lock.acquire")
