@@ -155,7 +155,7 @@ def linger_ms_of(linger: float | None, ttl_ms: int | None) -> int | None:
     return positive_ms(linger, "linger")
 
 
-def _check_renewal(auto_renew: object, max_stall: object, max_hold: object) -> None:
+def _check_renewal(auto_renew: object, max_stall: object, max_hold: object, on_danger: object) -> None:
     """Check that the options of renewal go together.
 
     Raises:
@@ -167,6 +167,8 @@ def _check_renewal(auto_renew: object, max_stall: object, max_hold: object) -> N
         raise ValueError("max_stall limits how long a thread renews for a stalled loop: it needs auto_renew=True")
     if max_hold is not None and not auto_renew:
         raise ValueError("max_hold limits how long a lock is renewed: it needs auto_renew=True")
+    if on_danger is not None and not auto_renew:
+        raise ValueError("on_danger tells that renewals fail: it needs auto_renew=True")
 
 
 def _is_given(option: object) -> bool:
@@ -212,12 +214,10 @@ class Options:
         on_wanted: Callable[[Any], Any] | None = None,
         on_danger: Callable[[Any], Any] | None = None,
     ) -> None:
-        _check_renewal(auto_renew, max_stall, max_hold)
+        _check_renewal(auto_renew, max_stall, max_hold, on_danger)
         check_callback("on_lost", on_lost)
         check_callback("on_wanted", on_wanted)
         check_callback("on_danger", on_danger)
-        if on_danger is not None and not auto_renew:
-            raise ValueError("on_danger tells that renewals fail: it needs auto_renew=True")
         replicas = operator.index(wait_replicas)
         if replicas < 0:
             raise ValueError(f"wait_replicas must be 0 or more, not {wait_replicas!r}")
