@@ -91,11 +91,13 @@ class Term:
         """Set `stopping`. The next candidate leads as soon as the work has ended. Sends nothing."""
         self.stopping.set()
 
-    def _meet_danger(self, lock: Lock) -> None:
+    def _meet_danger(self, lock: Lock) -> object:
         """End the body while the lease still holds: at once, or by force when half of what is left has passed."""
         self._reason, self._gives_up = LossReason.SERVER_GONE, True
         self.stopping.set()
         self._body.end_within(lock.remaining() / 2)
+        on_danger = self._election._on_danger  # noqa: SLF001  # of this very module
+        return None if on_danger is None else on_danger(self)
 
     def _note_loss(self, lock: Lock, reason: LossReason) -> None:  # noqa: ARG002  # as `on_lost` is called
         self._reason = reason
@@ -207,6 +209,8 @@ class Election:
         on_started: called with the `Term` when it has begun, before its work.
         on_stopped: called with the `Term` when its work has ended, for each for which `on_started` was called, before
             another leader begins unless the term was lost.
+        on_danger: called with the `Term` once, when `term.stopping` is set since its renewals keep failing: a third of
+            `timeout` before the lease ends, as for `redislock_fast.asyncio.Lock`.
         on_new_leader: called with each new `Leader`, this process among them, while `run` runs: in the background.
 
     What these return is awaited where it is an awaitable.
@@ -228,9 +232,10 @@ class Election:
         max_stall: float | None = None,
         on_started: Callable[[Term], object] | None = None,
         on_stopped: Callable[[Term], object] | None = None,
+        on_danger: Callable[[Term], object] | None = None,
         on_new_leader: Callable[[Leader], object] | None = None,
     ) -> None:
-        check_callbacks(on_started=on_started, on_stopped=on_stopped, on_new_leader=on_new_leader)
+        check_callbacks(on_started=on_started, on_stopped=on_stopped, on_danger=on_danger, on_new_leader=on_new_leader)
         self._value = encoded(value)
         self._new_lock = partial(
             Lock,
@@ -246,6 +251,7 @@ class Election:
         self._sleep = sleep
         self._on_started = on_started
         self._on_stopped = on_stopped
+        self._on_danger = on_danger
         self._on_new_leader = on_new_leader
         self._stopped = new_event()
         self._term: Term | None = None  # the one for which this object campaigns, or which it leads

@@ -305,19 +305,21 @@ def test_each_leader_is_observed_and_terms_rise(stand: Stand, callers: Callers, 
 def test_leader_is_told_to_stop_before_its_lease_ends(
     spare_server: Callable[..., Server], stand: Stand, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = spare_server()
-    leader = stand(server.port, timeout=BRIEF_S).run()
+    server, endangered = spare_server(), list[Any]()
+    leader = stand(server.port, timeout=BRIEF_S, on_danger=endangered.append).run()
     leader.until_leads()
     follower = stand(server.port, timeout=BRIEF_S).run()
     server.signal(signal.SIGSTOP)
     wait_until(lambda: leader.left_s, "its work has ended")
     assert 0 < leader.left_s[0] <= BRIEF_S / 3
+    wait_until(lambda: endangered, "it is told")
     leader.until_ended()
     assert not leader.election.is_leader
     wait_until(lambda: "waits until its server is there again" in caplog.text, "that is logged")
     server.signal(signal.SIGCONT)
     wait_until(lambda: leader.election.is_leader or follower.election.is_leader, "one of them leads")
     assert (leader.terms + follower.terms)[-1].number > leader.terms[0].number
+    assert endangered[0] is leader.terms[0]
 
 
 def test_leader_that_stops_while_its_server_is_away_ends_without_an_error(
