@@ -15,6 +15,7 @@ from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.integration.election.test_election import Stand, stand  # noqa: F401
 from tests.support.helpers import wait_until
+from tests.support.holding import renewed
 from tests.support.proxy import Proxy
 from tests.support.waiting import Callers, until_queued
 
@@ -46,6 +47,7 @@ def test_leader_that_is_cut_off_stops_before_another_one_leads(
     second = stand(valkey.port, timeout=LEASE_S)
     second.run()
     until_queued(valkey_client, "beat", 1)
+    wait_until(renewed(lambda: int(valkey_client.pttl("beat"))), "it is renewed")  # by a connection that is cut, too
     getattr(proxy, cut)()
     wait_until(lambda: first.left_s, "it is told to stop")
     assert 0 < first.left_s[0] <= LEASE_S / 3

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from redislock_fast.asyncio import Lock, Redlock
 from redislock_fast.server import Server
 from tests.conftest import Servers
 from tests.support.async_helpers import AsyncClients, eventually, in_loop, in_task, run_in_loop
-from tests.support.helpers import PATIENCE_S, start
+from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.holding import BRIEF_S, LONG_S, RENEWED, SLOW_S, Losses, hold_the_gil, passing
 from tests.support.proxy import Proxy
 from tests.support.redlock import LIMIT_S, delete, values
@@ -438,12 +438,13 @@ def test_program_that_ends_while_it_holds(
             assert await lock.acquire()
             await eventually(passing(valkey_client, BRIEF_S / 3), "a renewal is due")
 
-    def end() -> None:
+    def end(warned: Sized) -> None:
         run_in_loop(loop_kind, scenario())
         gc.collect()
+        wait_until(lambda: len(warned) > 0, "the thread that has just renewed the lock drops it, too")
 
-    with pytest.warns(ResourceWarning, match="lock 'name' was dropped without a release"):
-        end()
+    with pytest.warns(ResourceWarning, match="lock 'name' was dropped without a release") as warned:
+        end(warned)
 
 
 @pytest.mark.usefixtures("quiet")

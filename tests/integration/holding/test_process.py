@@ -27,6 +27,7 @@ from tests.support.holding import (
     assert_lost,
     hold_the_gil,
     passing,
+    renewed,
     until_passed,
 )
 from tests.support.waiting import CALLERS, FAR_S, Peer
@@ -170,6 +171,8 @@ def test_lock_is_kept_where_the_gil_is_held_for_less_than_its_renewals_need(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:
     holder = holders.hold(valkey.port, timeout=SLOW_S, auto_renew=True, on_lost=losses)
+    # The connection for renewals is there by then: to make it, the thread of tasks takes the GIL many times.
+    wait_until(renewed(lambda: int(valkey_client.pttl("name"))), "it is renewed")
     has_passed = passing(valkey_client, 1.25 * SLOW_S)
     while not has_passed():
         hold_the_gil(SLOW_S / 6)
