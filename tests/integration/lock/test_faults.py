@@ -290,6 +290,19 @@ def test_callers_whose_connection_breaks_for_good_are_all_told(
     wait_until(lambda: [b"other"] == client.keys(), "all attempts are undone")
 
 
+def test_error_of_a_credential_provider_leaves_no_connection(
+    world: World, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    def connections() -> int:
+        return len(valkey_client.client_list())
+
+    before = connections()
+    with pytest.raises(NoCopies) as raised:
+        world.lock(world.connect(valkey.port, credential_provider=Refusing())).acquire()
+    wait_until(lambda: connections() <= before, "it is closed, though the error may keep it")
+    assert raised.value.__traceback__ is not None
+
+
 def test_error_that_cannot_be_copied_reaches_each_caller(world: World, valkey: Server) -> None:
     locks = world.connect(valkey.port, credential_provider=Refusing())
     answers = [world.start(world.lock(locks, f"name-{number}").acquire) for number in range(3)]

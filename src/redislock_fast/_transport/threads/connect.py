@@ -118,7 +118,8 @@ def open_connection(pool: redis.ConnectionPool, tokens: TokenSource, ends_at: fl
     try:
         with redis_errors():
             connection.connect()
-    except Exception as error:
+    except BaseException as error:
+        connection.disconnect()  # redis-py does so after its own errors alone
         if error.__context__ is not None:  # it keeps redis-py's frame, which keeps it, and so all frames of our callers
             error.__context__.__traceback__ = None
         raise
