@@ -15,6 +15,7 @@ from redislock_fast._protocol.leading import Leader
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast.asyncio.election import Term
 from tests.simulation.elections import Simulation
+from tests.simulation.faulty_models import GivesTheSameNumberAgain, SetsHalfTheTtl
 from tests.simulation.model import Model
 from tests.simulation.seeds import violations
 from tests.support.selection import in_two_runs
@@ -32,26 +33,6 @@ def test_no_story_breaks_an_invariant(seeds: range) -> None:
 
 
 # ---- faults of the server ----
-
-
-class _GivesTheSameNumberAgain(Model):
-    """The counter does not count."""
-
-    def _acquire_fenced(
-        self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any, count: Any = 1
-    ) -> Reply:
-        reply = super()._acquire_fenced(value, lock, fence, token, ttl_ms)
-        if isinstance(reply, list) and reply[0]:
-            reply[2] = 1
-        return reply
-
-
-class _SetsHalfTheTtl(Model):
-    """A renewal sets less than it asks for."""
-
-    def _pexpire(self, key: bytes, entry: Any, ttl_ms: object) -> None:
-        assert isinstance(ttl_ms, int)
-        super()._pexpire(key, entry, ttl_ms // 2)
 
 
 class _TellsNoObserver(Model):
@@ -74,8 +55,8 @@ class _HandsOverToNobody(Model):
 @pytest.mark.parametrize(
     ("model", "kind", "violation"),
     [
-        (_GivesTheSameNumberAgain, "calm", "has the number"),
-        (_SetsHalfTheTtl, "calm", "left, and it ends|the key does not say so"),
+        (GivesTheSameNumberAgain, "calm", "has the number"),
+        (SetsHalfTheTtl, "calm", "left, and it ends|the key does not say so"),
         (_TellsNoObserver, "calm", "does not see term"),
         (_HandsOverToNobody, "calm", "is first in line"),
     ],

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from redislock_fast._lease.lease import Lease
-from redislock_fast._pipe.base import Reply
 from redislock_fast._procedures import acquisition, loss
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._protocol.commands import Acquire, Reacquire, ReadHolder
 from redislock_fast._renewal.loop import LoopRenewer
 from redislock_fast._renewal.schedule import Record, Schedule
 from redislock_fast._util.errors import LossReason
+from tests.simulation.faulty_models import GivesTheSameNumberAgain, SetsHalfTheTtl
 from tests.simulation.holding import Simulation
 from tests.simulation.model import Model
 from tests.simulation.seeds import violations
@@ -32,31 +32,11 @@ def test_no_story_breaks_an_invariant(seeds: range) -> None:
     assert next(violations(Simulation, seeds), None) is None
 
 
-class _GivesTheSameNumberAgain(Model):
-    """The counter does not count."""
-
-    def _acquire_fenced(
-        self, value: bytes | None, lock: Any, fence: Any, token: Any, ttl_ms: Any, count: Any = 1
-    ) -> Reply:
-        reply = super()._acquire_fenced(value, lock, fence, token, ttl_ms)
-        if isinstance(reply, list) and reply[0]:
-            reply[2] = 1
-        return reply
-
-
-class _SetsHalfTheTtl(Model):
-    """A renewal sets less than it asks for."""
-
-    def _pexpire(self, key: bytes, entry: Any, ttl_ms: object) -> None:
-        assert isinstance(ttl_ms, int)
-        super()._pexpire(key, entry, ttl_ms // 2)
-
-
 @pytest.mark.parametrize(
     ("model", "kind", "violation"),
     [
-        (_GivesTheSameNumberAgain, "calm", "with fence"),
-        (_SetsHalfTheTtl, "calm", "left, and it ends"),
+        (GivesTheSameNumberAgain, "calm", "with fence"),
+        (SetsHalfTheTtl, "calm", "left, and it ends"),
     ],
 )
 def test_the_simulation_finds_a_planted_fault_of_the_scripts(model: type[Model], kind: str, violation: str) -> None:

@@ -1,4 +1,4 @@
-"""What `run` and `lead` have in common: their words, the wait for the lock, and how the holding ends."""
+"""The parts that `run` and `lead` share: the command line, the wait for the lock, and the end of the holding."""
 
 from __future__ import annotations
 

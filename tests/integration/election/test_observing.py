@@ -20,7 +20,7 @@ from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.waiting import FAR_S, LATE, Callers, sent_by, until_queued
 
 QUIET_S = 1.0
-"""For how long the commands of an observer are counted that has nothing to do."""
+"""How long the commands of an idle observer are counted, in seconds."""
 
 
 class Observer:

@@ -5,8 +5,8 @@
 -- ARGV[2]  for how many milliseconds the job counts as done; not used by a look
 -- returns  1 if the job counts as done, 0 if it does not: then nothing was noted, since the lock is not held with this
 --          token
--- Who takes the lock after this script finds the mark: it is noted while the lock is held, and so before the next one
--- can have the lock.
+-- A caller that takes the lock after this script finds the mark: it is noted while the lock is held, and so before the
+-- next one can have the lock.
 if ARGV[1] == '' then
     return redis.call('get', KEYS[2]) and 1 or 0
 end
