@@ -19,6 +19,7 @@ from redislock_fast._util.times import positive_ms
 __all__ = [
     "acquired",
     "add_command",
+    "add_ttl",
     "environment_of",
     "exit_code",
     "finish",
@@ -44,6 +45,18 @@ def add_command(parser: CommandParser, what: str) -> None:
     """Add the name of what is held, in these words, and the program with its arguments."""
     parser.add_argument("name", metavar="NAME", type=name, help=what)
     parser.add_argument("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the program and its arguments")
+
+
+def add_ttl(parser: CommandParser, default_s: float) -> None:
+    """Add the option for the ttl of what is held."""
+    parser.add_argument(
+        "-t",
+        dest="ttl_s",
+        type=ttl,
+        default=default_s,
+        metavar="SECONDS",
+        help="how long others wait after this process or its machine has died (default: %(default)g)",
+    )
 
 
 def seconds(text: str) -> float:

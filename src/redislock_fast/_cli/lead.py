@@ -15,7 +15,7 @@ from redislock_fast._cli.child import Child
 from redislock_fast._cli.connecting import add_connection, client_of
 from redislock_fast._cli.exits import CommandError, Exit, say
 from redislock_fast._cli.guard import Guard
-from redislock_fast._cli.holding import acquired, add_command, environment_of, finish, prepare, ttl, words_of
+from redislock_fast._cli.holding import acquired, add_command, add_ttl, environment_of, finish, prepare, words_of
 from redislock_fast._cli.signals import Interrupted, Signals
 from redislock_fast._election.record import Outage, encoded, noting, reading
 from redislock_fast._transport.greeting import introduce_as
@@ -53,14 +53,7 @@ def add_to(commands: Any) -> None:
         default="on-failure",
         help="when to run the program again that has ended by itself (default: %(default)s)",
     )
-    parser.add_argument(
-        "-t",
-        dest="ttl_s",
-        type=ttl,
-        default=_TTL_S,
-        metavar="SECONDS",
-        help="how long others wait after this process or its machine has died (default: %(default)g)",
-    )
+    add_ttl(parser, _TTL_S)
     parser.add_argument("-v", "--verbose", action="store_true", help="say when it leads, and what is run")
     add_connection(parser)
     add_command(parser, "the election")

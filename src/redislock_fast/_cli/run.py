@@ -18,6 +18,7 @@ from redislock_fast._cli.guard import Guard
 from redislock_fast._cli.holding import (
     acquired,
     add_command,
+    add_ttl,
     environment_of,
     exit_code,
     finish,
@@ -63,14 +64,7 @@ def add_to(commands: Any) -> None:
     wait = parser.add_mutually_exclusive_group()
     wait.add_argument("-n", dest="wait_s", action="store_const", const=0.0, help="do not wait for the lock")
     wait.add_argument("-w", dest="wait_s", type=seconds, metavar="SECONDS", help="wait so long at most")
-    parser.add_argument(
-        "-t",
-        dest="ttl_s",
-        type=ttl,
-        default=_TTL_S,
-        metavar="SECONDS",
-        help="how long others wait after this process or its machine has died (default: %(default)g)",
-    )
+    add_ttl(parser, _TTL_S)
     parser.add_argument(
         "--at-least",
         dest="at_least_s",
