@@ -28,11 +28,11 @@ from redislock_fast._procedures.acquisition import attempt_for_caller
 from redislock_fast._procedures.first_request import (
     clean_up_after,
     go_on,
-    is_noted,
+    hold_by_reply,
     new_call,
     new_release,
-    note_released,
     release_from,
+    settle_release,
 )
 from redislock_fast._procedures.lease import not_entered
 from redislock_fast._procedures.lock import Hooks, LockBase
@@ -237,7 +237,7 @@ class Lock(LockBase, redis.lock.Lock):
                 try:
                     reply = transport.begin(call)
                     if options is not None:
-                        if is_noted(self, options, call, transport, reply):
+                        if hold_by_reply(self, options, call, transport, reply):
                             return True
                     elif reply == call.ours:
                         owner.expiry = (call.token, None if call.ttl_ms is None else call.sent_at + call.ttl_ms / 1000)
@@ -302,7 +302,7 @@ class Lock(LockBase, redis.lock.Lock):
         try:
             reply = transport.begin(call)
             if call.connection is not None and reply == call.ours:
-                note_released(self, owner, call)
+                settle_release(self, owner, call)
                 return
         except BaseException as interruption:
             operation = release_from(self, owner, call, None, interruption)

@@ -45,8 +45,8 @@ FAULTS = (
     Fault(
         "interrupted acquire of a task leaves its token noted",
         "_procedures/first_request.py",
-        ("        owner.note.end_count()\n    if owner.token == token:\n"),
-        ("        owner.note.end_count()\n    if False:\n"),
+        ("        owner.holding.end_count()\n    if owner.token == token:\n"),
+        ("        owner.holding.end_count()\n    if False:\n"),
         "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[KeyboardInterrupt-tasks-warm-usual-valkey]",
     ),
     Fault(
@@ -122,7 +122,7 @@ FAULTS = (
     Fault(
         "release that begins late releases what was acquired since",
         "_procedures/release.py",
-        "    if owner.token is not None and owner.holding != holding:\n",
+        "    if owner.token is not None and owner.holding_id != holding_id:\n",
         "    if False:\n",
         "tests/integration/lock/test_asyncio_elsewhere.py::test_release_that_begins_late_does_not_release_what_was_acquired_since[asyncio-plain]",
     ),

@@ -20,7 +20,7 @@ from redislock_fast.asyncio import Lock
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.times import clock
-from tests.support.transports import note_acquires
+from tests.support.transports import let_first_requests_settle
 from tests.support.waiting import FAR_S, Callers, Contender
 
 BRIEF_S = 0.3
@@ -44,12 +44,12 @@ class Holders:
 
     Args:
         callers: threads or tasks.
-        noted: whether each client is connected before, so that an acquire may need no more than its reply.
+        connected: whether each client is connected before, so that an acquire may need no more than its reply.
     """
 
-    def __init__(self, callers: Callers, noted: bool = False) -> None:
+    def __init__(self, callers: Callers, connected: bool = False) -> None:
         self._callers = callers
-        self._noted = noted
+        self._connected = connected
         self._made: list[Contender] = []
 
     def make(self, port: int, name: str | bytes = "name", **settings: Any) -> Contender:
@@ -59,10 +59,10 @@ class Holders:
     def on(self, client: Any, name: str | bytes = "name", **settings: Any) -> Contender:
         """A lock on this client."""
         self._made.append(self._callers.contender(client, name, **settings))
-        if self._noted:
+        if self._connected:
             with contextlib.suppress(RedisError):  # else the acquire will raise it, too
                 self._made[-1].call("locked")
-            note_acquires(self._made[-1].lock)
+            let_first_requests_settle(self._made[-1].lock)
         return self._made[-1]
 
     def clients(self, servers: Iterable[Server]) -> list[Any]:

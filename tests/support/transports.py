@@ -54,10 +54,10 @@ class _TakenInTurn(SharedOwner):
     is_shared = False
 
 
-def note_acquires(lock: Any) -> None:
-    """Have uncontended acquires of a lock object on a connected client only noted, whichever thread calls in turn."""
+def let_first_requests_settle(lock: Any) -> None:
+    """Have the first request settle uncontended acquires of a lock object, whichever thread calls in turn."""
     lock.local = _TakenInTurn()
-    lock._is_direct = lock._options is None or lock._options.only_note
+    lock._is_direct = lock._options is None or lock._options.need_reply_alone
 
 
 def clean_up(client: Any, entries: CleanupEntries) -> None:

@@ -17,7 +17,7 @@ class KeptKey(Protocol):
     lease: Any
 
     @property
-    def holding(self) -> object:
+    def holding_id(self) -> object:
         """What names the present holding: the key has one token for many."""
 
     @property

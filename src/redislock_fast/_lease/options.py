@@ -256,8 +256,8 @@ class Options:
         )
 
     @property
-    def only_note(self) -> bool:
-        """Whether an acquire must only be noted for them, once its reply has come."""
+    def need_reply_alone(self) -> bool:
+        """Whether an acquire on them is complete once its reply has come."""
         more = (self.adaptive, self.breaker, self.linger, self.on_wanted)
         return not (self.wait_replicas or self.cancel_on_lost or any(map(_is_given, more)))
 

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from redislock_fast._lease.holding import Holding
 from redislock_fast._lease.prolonging import Prolonging, Prolongings
 from redislock_fast._protocol import commands
 from redislock_fast._protocol.commands import Extend, Reacquire
@@ -27,7 +28,6 @@ from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours, without_flag
 if TYPE_CHECKING:
     from redislock_fast._lease.kept import KeptKey
     from redislock_fast._lease.lease import Lease
-    from redislock_fast._lease.note import Note
     from redislock_fast._util.times import Limit
 
 __all__ = [
@@ -71,8 +71,7 @@ class Owner:
         prolongings: the requests under way that prolong the lease; None before the first one.
         booked: `expiry` as these requests have left it.
         fence: the fencing token, where the lock has one.
-        note: what is held on options since an acquire that needed no more than its reply; None before the first one.
-        kept: the lease of a lock that was acquired on options in more steps.
+        holding: what is held on options; None before the first acquire that was.
         extra: what a wing keeps for the owner, since its first operation. It has `ends_at`, which counts instead of
             `expiry`: when the lease of the token ends, in the clock's seconds; None: never, or that is not known.
         limit: the deadline of the acquire under way, where an overridden `do_acquire` makes its attempts.
@@ -90,10 +89,9 @@ class Owner:
         "extra",
         "fence",
         "forgotten_by",
-        "kept",
+        "holding",
         "left",
         "limit",
-        "note",
         "own_token",
         "prolongings",
         "releasing",
@@ -101,7 +99,7 @@ class Owner:
         "token",
     )
 
-    is_shared = False  # whether callers may use it at the same time: then no acquire is noted in `note`
+    is_shared = False  # whether callers may use it at the same time: then each acquire on options makes its lease
     book_mutex: AbstractContextManager[Any] = nullcontext()  # for `prolongings` and `booked`: of a shared owner alone
 
     def __init__(self) -> None:
@@ -116,8 +114,7 @@ class Owner:
         self.prolongings: Prolongings | None = None
         self.booked: tuple[bytes | None, float | None] | None = None
         self.fence: int | None = None
-        self.note: Note | None = None
-        self.kept: Lease | None = None
+        self.holding: Holding | None = None
         self.extra: Any = None
         self.limit: Limit | None = None
         self.cached: KeptKey | None = None
@@ -125,15 +122,17 @@ class Owner:
 
     @property
     def lease(self) -> Lease | None:
-        """The lease of a lock that is held on options; it is made now where the lock was only noted."""
-        note = self.note
-        return self.kept if note is None or note.held is None else note.make()
+        """The lease of a lock that is held on options; it is made now where nothing has needed it before."""
+        return None if self.holding is None else self.holding.lease_for_owner()
 
     @lease.setter
     def lease(self, lease: Lease | None) -> None:
-        self.kept = lease
-        if self.note is not None:
-            self.note.clear()
+        if self.holding is not None:
+            self.holding.set(lease)
+        elif lease is not None:
+            holding = Holding(lease.lock)
+            holding.set(lease)
+            self.holding = holding
 
     @property
     def held_lease(self) -> Lease | None:
@@ -149,18 +148,18 @@ class Owner:
     def is_contended(self, token: bytes) -> bool:
         """Whether the value of the lock that is held with this token is known to have the contended flag."""
         lease = self.lease
-        is_noted = self.contended == token or (lease is not None and lease.contended and lease.token == token)
-        return is_noted and is_ours(token)
+        is_known = self.contended == token or (lease is not None and lease.contended and lease.token == token)
+        return is_known and is_ours(token)
 
     @property
-    def holding(self) -> object:
+    def holding_id(self) -> object:
         """What names the present holding: a key that lingers has one token for many."""
-        return self.token if self.cached is None else self.cached.holding
+        return self.token if self.cached is None else self.cached.holding_id
 
     @property
     def may_hold(self) -> bool:
         """Whether it has a token whose lease has not ended, and which is not being released, as far as is known."""
-        token, lease = self.token, self.kept if self.note is None else self.note.lease or self.kept
+        token, lease = self.token, None if self.holding is None else self.holding.lease
         if token is None or token == self.releasing:
             return False
         if lease is not None and lease.token == token:
@@ -356,25 +355,30 @@ class SharedOwner(Owner):
 
 
 class PendingOwner(Owner):
-    """The token and lease of an acquire under way. No other caller sees them before the acquire is complete.
+    """The token and end of an acquire under way. No other caller sees them before the acquire is complete.
 
     Args:
         owner: the caller's.
+
+    Attributes:
+        before: the owner's lease when the acquire began.
     """
 
-    __slots__ = ()
+    __slots__ = ("before",)
 
     def __init__(self, owner: Owner) -> None:
         super().__init__()
         self.token = owner.token
-        self.kept = owner.lease
+        self.holding = owner.holding
+        self.before = owner.lease
 
-    def publish(self, owner: Owner) -> None:
-        """Make the caller the owner: the acquire is complete."""
+    def publish(self, owner: Owner, lease: Lease | None) -> None:
+        """Make the caller the owner: the acquire is complete, with this lease where it was on options."""
         owner.expiry = self.expiry
         owner.contended = self.contended
         owner.fence = self.fence
-        owner.lease = self.lease
+        if lease is not None:
+            owner.lease = lease
         owner.cached = self.cached
         owner.hold(self.token)
 

@@ -101,7 +101,7 @@ class CachedKey:
     # ---- the owner that has the local lock ----
 
     @property
-    def holding(self) -> object:
+    def holding_id(self) -> object:
         """What names the present holding: the key has one token for many."""
         return self.locked_by.get(0)
 

@@ -88,9 +88,9 @@ async def _begin_lingering(lock: LockBase, call: Call, turn: Turn) -> None:
 
 
 @runs("Lock.release")
-async def release_lingering(lock: LockBase, owner: Owner, cached: CachedKey, holding: object) -> None:
-    """Release a lock with `linger` and no other option. `holding` names what was held when that was called."""
-    if cached.cache.is_here and cached.locked_by.get(0) is holding:
+async def release_lingering(lock: LockBase, owner: Owner, cached: CachedKey, holding_id: object) -> None:
+    """Release a lock with `linger` and no other option. `holding_id` names what was held when that was called."""
+    if cached.cache.is_here and cached.locked_by.get(0) is holding_id:
         release_here(lock, owner, cached)
     else:  # the loop of the key may have ended
-        await drive(lock._transport, release_what(lock, owner, holding), None, lock._redis)
+        await drive(lock._transport, release_what(lock, owner, holding_id), None, lock._redis)

@@ -15,7 +15,7 @@ from redislock_fast._util.times import Limit
 from redislock_fast._util.tokens import PLAIN
 
 if TYPE_CHECKING:
-    from redislock_fast._lease.note import Held, Note
+    from redislock_fast._lease.holding import Held, Holding
     from redislock_fast._lease.owner import Owner
     from redislock_fast._pipe.base import Args, Reply
     from redislock_fast._protocol.commands import Acquire
@@ -139,8 +139,8 @@ class ReleaseCall:
         kind: the operation.
         token: with which it is held.
         contended: whether the first request hands the lock over; see `Release`.
-        note: the owner's note; None where it has none.
-        held: what was held on options when the release began.
+        holding: what the owner has held on options; None where it never has.
+        held: what it held when the release began.
         connection: on which the first request left; None: on none.
         request: the first request.
         ours: the reply to it that means that the lock was held.
@@ -151,7 +151,7 @@ class ReleaseCall:
     kind: Any
     token: bytes
     contended: bool
-    note: Note | None
+    holding: Holding | None
     held: Held | None
     connection: Any = None
     request: Args

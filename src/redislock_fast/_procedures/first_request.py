@@ -9,8 +9,8 @@ from typing import Any
 import redis
 import redis.asyncio
 
+from redislock_fast._lease.holding import Holding
 from redislock_fast._lease.metrics import report_call
-from redislock_fast._lease.note import Note
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.telling import is_telling
@@ -20,7 +20,7 @@ from redislock_fast._procedures.lease import (
     forget_lease,
 )
 from redislock_fast._procedures.lock import RELEASE, LockBase, hooks_of
-from redislock_fast._procedures.release import release_of, report_noted_release
+from redislock_fast._procedures.release import release_of, report_end
 from redislock_fast._protocol.commands import HANDED_OVER, Release
 from redislock_fast._protocol.fenced import fence_given
 from redislock_fast._util import fork
@@ -119,7 +119,7 @@ def go_on(lock: LockBase, call: Call, reply: Any, interruption: BaseException | 
     assert token is not None
     assert request is not None
     if interruption is not None:
-        drop_noted(lock, call.owner, token)
+        drop_acquired(lock, call.owner, token)
     call.attempt = attempt = call.kind(lock._key, token, call.ttl_ms)
     capabilities = connection.capabilities
     attempt.begin(request, capabilities, call.sent_at, (connection, reply, interruption))
@@ -129,8 +129,8 @@ def go_on(lock: LockBase, call: Call, reply: Any, interruption: BaseException | 
         call.is_refused = True
 
 
-def is_noted(lock: LockBase, options: Options, call: Call, server: Any, reply: object) -> bool:
-    """Note a lock that the first request has got on options; see `becomes_note`.
+def hold_by_reply(lock: LockBase, options: Options, call: Call, server: Any, reply: object) -> bool:
+    """Hold the lock on options that ask for no more than this reply to the first request; see `hold_on_options`.
 
     Returns False where the reply does not mean that, either. Then steps go on from the reply.
     """
@@ -142,10 +142,10 @@ def is_noted(lock: LockBase, options: Options, call: Call, server: Any, reply: o
         renewer = server.renewer = lock._renewer()
     token, ttl_ms, sent_at = call.token, call.ttl_ms, call.sent_at
     expiry = (token, None if ttl_ms is None else sent_at + ttl_ms / 1000)
-    return becomes_note(lock, options, call.owner, expiry, ttl_ms, fence, renewer, sent_at)
+    return hold_on_options(lock, options, call.owner, expiry, ttl_ms, fence, renewer, sent_at)
 
 
-def becomes_note(
+def hold_on_options(
     lock: LockBase,
     options: Options,
     owner: Owner,
@@ -156,36 +156,36 @@ def becomes_note(
     asked_at: float,
     attempts: int = 1,
 ) -> bool:
-    """Note a lock that was acquired on options that ask for no more: it becomes the owner's, with this token and end.
+    """Hold a lock that was acquired on options that ask for no more, with this token and end.
 
     Returns False where the owner holds something by now, as tasks that one task has started may acquire for it at the
     same time.
     """
     token, expires_at = expiry
     assert token is not None
-    note = owner.note
-    if note is None:
-        if owner.is_shared:
-            return False
-        note = owner.note = Note(lock)
-    if owner.token is not None or owner.kept is not None or note.held is not None or note.lease is not None:
+    holding = owner.holding
+    if owner.is_shared:
+        return False
+    if holding is None:
+        holding = owner.holding = Holding(weakref.ref(lock))
+    if owner.token is not None or holding.held is not None or holding.lease is not None:
         return False
     begun = clock()
     owner.expiry = expiry
     owner.fence = fence
-    if note.lock() is not lock:  # two lock objects may have one owner
-        note.lock = weakref.ref(lock)
-    note.over = False
+    if holding.lock() is not lock:  # two lock objects may have one owner
+        holding.lock = weakref.ref(lock)
+    holding.over = False
     reports = options.reports_of(lock._name) if options.observers else None
     if reports is not None:
-        note.count(reports)  # before the renewer may find out a loss
-    note.held = (lock._key, token, ttl_ms, expires_at, options, begun)
+        holding.count(reports)  # before the renewer may find out a loss
+    holding.held = (lock._key, token, ttl_ms, expires_at, options, begun)
     owner.token = token
     if owner.forgotten_by is not None:  # else `hold` would do no more
         owner.hold(token)
-    if ttl_ms is not None and options.watches and (note.listed_ms != ttl_ms or note.renewer is not renewer):
+    if ttl_ms is not None and options.watches and (holding.listed_ms != ttl_ms or holding.renewer is not renewer):
         assert expires_at is not None
-        renewer.note(note, ttl_ms, expires_at - ttl_ms / 1000)
+        renewer.list_holding(holding, ttl_ms, expires_at - ttl_ms / 1000)
     if reports is not None:
         reports.acquired(begun - asked_at, attempts)
         if options.logs_calls:
@@ -210,18 +210,18 @@ def clean_up_after(lock: LockBase, error: BaseException, owner: Owner, call: Cal
     elif call.is_kept or token is None:
         return
     elif tokens or call.sent_at or (attempt is not None and attempt.sent_at):
-        drop_noted(lock, owner, token)
+        drop_acquired(lock, owner, token)
         tokens.append(token)
     lock._transport.clean_up([(lock._key, one) for one in dict.fromkeys(tokens)])
 
 
-def drop_noted(lock: LockBase, owner: Owner, token: bytes) -> None:
-    """Drop what an acquire has noted that was interrupted just then."""
+def drop_acquired(lock: LockBase, owner: Owner, token: bytes) -> None:
+    """Drop what an acquire has got that was interrupted just then."""
     lease = owner.lease
     if lease is not None and lease.token == token:
         forget_lease(lock, owner, lease)
-    if owner.note is not None and owner.note.held is None:
-        owner.note.end_count()
+    if owner.holding is not None and owner.holding.held is None:
+        owner.holding.end_count()
     if owner.token == token:
         owner.token = None
 
@@ -238,7 +238,6 @@ def new_release(lock: LockBase, owner: Owner, token: object) -> ReleaseCall | No
     try:
         if not (
             type(token) is bytes
-            and owner.kept is None
             and owner.releasing is None
             and lock._at_least_s is None
             and lock.lua_release is RELEASE
@@ -252,10 +251,14 @@ def new_release(lock: LockBase, owner: Owner, token: object) -> ReleaseCall | No
     except AttributeError:  # as for an acquire
         return None
     call = ReleaseCall()
-    call.note = note = owner.note
-    call.held = held = None if note is None else note.held
-    if note is not None and held is not None and not (is_telling() is None and note.begin_release(token)):
-        return None
+    call.holding = holding = owner.holding
+    call.held = held = None if holding is None else holding.held
+    if holding is not None:
+        if held is None:
+            if holding.lease is not None:
+                return None
+        elif not (is_telling() is None and holding.begin_release(token)):
+            return None
     call.key = lock._key
     call.kind = lock._release_kind
     call.token = token
@@ -264,17 +267,17 @@ def new_release(lock: LockBase, owner: Owner, token: object) -> ReleaseCall | No
     return call
 
 
-def note_released(lock: LockBase, owner: Owner, call: ReleaseCall) -> None:
-    """Note that the first request has released the lock."""
+def settle_release(lock: LockBase, owner: Owner, call: ReleaseCall) -> None:
+    """End what the owner holds: the first request has released the lock."""
     if call.ours == HANDED_OVER and call.connection.registry is not None:
         call.connection.registry.note_hand_over(lock._key, True)
-    note, held = call.note, call.held
-    if note is not None and note.held is held:
-        note.held = None
+    holding, held = call.holding, call.held
+    if holding is not None and holding.held is held:
+        holding.held = None
     if owner.token == call.token:  # where the token is shared, another caller may have acquired meanwhile
         owner.token = None
-    if note is not None and held is not None and held[4].observers:
-        report_noted_release(lock, note, held)
+    if holding is not None and held is not None and held[4].observers:
+        report_end(lock, holding, held)
 
 
 def release_from(

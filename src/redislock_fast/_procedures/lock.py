@@ -306,7 +306,7 @@ class LockBase:
             kind = AcquireFenced if checked.linger is None else AcquireManyFenced
             self._attempt_kind, self._own_kind = kind, AcquireOwnFenced
         self._linger_ms = linger_ms_of(checked.linger, self._ttl_ms)
-        self._is_direct = self.thread_local and checked.only_note
+        self._is_direct = self.thread_local and checked.need_reply_alone
         self._options = checked
 
     # ---- settings, which may be changed at any time as redis-py's may ----
@@ -663,10 +663,9 @@ class LockBase:
         lease.cached = pending.cached
         lease.task = None if task is None else weakref.ref(task)
         before = owner.lease
-        if before is not pending.lease and lease.is_lost():
+        if before is not pending.before and lease.is_lost():
             raise self._lost_at_once()
-        pending.lease = lease
-        pending.publish(owner)
+        pending.publish(owner, lease)
         end_telling(self)
         if before is not None and before.token != token:
             end_lost(self, before, LossReason.DELETED)
@@ -766,7 +765,7 @@ class LockBase:
         pending.fence = handle.fence
         pending.token = handle.token
         if lock._options is None:
-            pending.publish(owner)
+            pending.publish(owner, None)
         else:
             lock._keep(lock._begin(lock._options, owner, pending, task=current_task()))
         lock._attached = handle.token

@@ -13,7 +13,7 @@ from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, PendingOwner
 from redislock_fast._procedures.acquisition import acquire_until
 from redislock_fast._procedures.call import Call
-from redislock_fast._procedures.first_request import becomes_note
+from redislock_fast._procedures.first_request import hold_on_options
 from redislock_fast._procedures.lease import (
     forget_lease,
     reenter,
@@ -70,7 +70,7 @@ def acquire_on_options(lock: LockBase, options: Options, call: Call) -> Steps:
             if acquired and not (yield from complete_acquire(lock, options, pending, call.deadline)):
                 call.left += drop_failed(lock, owner, pending, before, token)
                 acquired = False
-            if acquired and not (call.begins and is_noted_by_steps(lock, options, owner, pending, asked_at)):
+            if acquired and not (call.begins and hold_by_steps(lock, options, owner, pending, asked_at)):
                 lock._keep(lock._begin(options, owner, pending, asked_at, call.task))
     except BaseException as error:  # after any error, the lock is not held
         call.left += drop_failed(lock, owner, pending, before, token)
@@ -83,13 +83,13 @@ def acquire_on_options(lock: LockBase, options: Options, call: Call) -> Steps:
     return acquired
 
 
-def is_noted_by_steps(lock: LockBase, options: Options, owner: Owner, pending: PendingOwner, asked_at: float) -> bool:
-    """Note a lock whose first request might have been all that it needs; see `becomes_note`."""
+def hold_by_steps(lock: LockBase, options: Options, owner: Owner, pending: PendingOwner, asked_at: float) -> bool:
+    """Hold a lock whose first request might have been all that it needs; see `hold_on_options`."""
     token, ttl_ms = pending.token, lock._ttl_ms
     assert token is not None
     expiry = (token, pending.expires_at(token))
     renewer = lock._renewer() if options.watches else None
-    if not becomes_note(lock, options, owner, expiry, ttl_ms, pending.fence, renewer, asked_at, pending.retries + 1):
+    if not hold_on_options(lock, options, owner, expiry, ttl_ms, pending.fence, renewer, asked_at, pending.retries + 1):
         return False
     owner.contended = pending.contended
     return True

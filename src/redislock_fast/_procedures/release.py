@@ -10,9 +10,9 @@ from redis.exceptions import (
     LockNotOwnedError,  # redis-py's, as everywhere in its users' code
 )
 
+from redislock_fast._lease.holding import Held, Holding
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.metrics import report_call, report_end_later
-from redislock_fast._lease.note import Held, Note
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.lease import (
     UNLOCKED,
@@ -81,7 +81,7 @@ def release_lock(lock: LockBase, owner: Owner, begun: Release | None = None) -> 
     if lease is not None and not may_release(lock, owner, lease):
         return
     is_cached, expiry, release = owner.cached is not None, owner.expiry, object()
-    note = owner.note
+    holding = owner.holding
     try:
         if lease is not None and not lease.begin_release(release):
             raise unlocked_error(lock, UNLOCKED)  # a caller that shares the lock object releases it
@@ -89,10 +89,9 @@ def release_lock(lock: LockBase, owner: Owner, begun: Release | None = None) -> 
             raise lock._not_owned("release")
         # As `_forget_released`, but without a call, in which an interrupt could come: the verdict would be lost.
         if owner.token == token and (owner.expiry is expiry or not is_cached):
-            if note is not None and note.lease is lease:
-                note.held = note.lease = None
-            if owner.kept is lease:  # from now on, the end of the lease object at the latest is the holding's
-                owner.kept = None
+            if holding is not None and holding.lease is lease:
+                # From now on, the holding ends with the lease object at the latest.
+                holding.held = holding.lease = None
             owner.token = None
             if is_cached:
                 owner.forget_cached()
@@ -107,12 +106,12 @@ def release_lock(lock: LockBase, owner: Owner, begun: Release | None = None) -> 
         raise
     if lease is not None:
         end_lease(lock, owner, lease, True)
-    end_noted(owner)
+    end_count_later(owner)
 
 
-def release_what(lock: LockBase, owner: Owner, holding: object) -> Steps:
+def release_what(lock: LockBase, owner: Owner, holding_id: object) -> Steps:
     """`release_lock`, of what the owner held when that was called, though it may hold the lock anew by now."""
-    if owner.token is not None and owner.holding != holding:
+    if owner.token is not None and owner.holding_id != holding_id:
         raise lock._not_owned("release")
     yield from release_lock(lock, owner)
 
@@ -136,12 +135,12 @@ def ask_release(lock: LockBase, owner: Owner, token: bytes, begun: Release | Non
     return (yield from release_token(lock, token, owner))
 
 
-def report_noted_release(lock: LockBase, note: Note, held: Held) -> None:
+def report_end(lock: LockBase, holding: Holding, held: Held) -> None:
     """Report how long the lock was held, for metrics."""
     _, token, _, _, options, begun = held
     held_s = clock() - begun
     options.reports_of(lock._name).released(held_s, True)
-    note.end_count()
+    holding.end_count()
     if options.logs_calls:
         report_call(options, "released {}, held for", lock._name, held_s, token)
 
@@ -152,14 +151,14 @@ def end_failed_release(lock: LockBase, owner: Owner, lease: Lease | None, token:
         lease.release_failed(release)
         if owner.left == token:  # the caller has left the release, which goes on
             end_lease(lock, owner, lease, True)
-    end_noted(owner)
+    end_count_later(owner)
 
 
-def end_noted(owner: Owner) -> None:
-    """Have a lock that was noted and is released count as held no more: an interrupt came as that was reported."""
-    note = owner.note
-    if note is not None and note.held is None and note.counted is not None:
-        report_end_later(note.counted)
+def end_count_later(owner: Owner) -> None:
+    """Have a lock that is released count as held no more, where an interrupt came as that was reported."""
+    holding = owner.holding
+    if holding is not None and holding.held is None and holding.counted is not None:
+        report_end_later(holding.counted)
 
 
 def forget_released(owner: Owner, token: bytes, expiry: object, is_cached: bool) -> None:

@@ -23,8 +23,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from redislock_fast._lease.holding import Holding
 from redislock_fast._lease.lease import DUE_AFTER, Lease
-from redislock_fast._lease.note import Note
 from redislock_fast._lease.telling import telling
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._renewal.off_loop import LoopWatch, OffLoopRenewer
@@ -100,18 +100,18 @@ class LoopRenewer:
         if self._schedule.add(record, due_at(lease, clock()), (lease.ttl_ms or 0) / 3000):
             self._set_timer()
 
-    def note(self, note: Note, ttl_ms: int, sent_at: float) -> None:
-        """Look at a note in time: the request that began its lease of `ttl_ms` milliseconds left at `sent_at`."""
-        held = note.held
+    def list_holding(self, holding: Holding, ttl_ms: int, sent_at: float) -> None:
+        """Look at a holding in time: the request that began its lease of `ttl_ms` milliseconds left at `sent_at`."""
+        held = holding.held
         if self._off_loop is not None and held is not None and held[4].is_off_loop:
             try:
-                self._off_loop.note(note, ttl_ms, sent_at, self)
+                self._off_loop.list_holding(holding, ttl_ms, sent_at, self)
             except RuntimeError:  # as above
                 pass
             else:
                 return
-        note.renewer, note.listed_ms = self, ttl_ms
-        look_by = self._schedule.list_note(note, sent_at + DUE_AFTER * ttl_ms / 1000)
+        holding.renewer, holding.listed_ms = self, ttl_ms
+        look_by = self._schedule.list_holding(holding, sent_at + DUE_AFTER * ttl_ms / 1000)
         if look_by is not None:
             self._look_by(look_by)
 
@@ -162,7 +162,7 @@ class LoopRenewer:
             return
         self._timer = None
         self._schedule.looks_at = math.inf
-        for lease, _ in self._schedule.noted():
+        for lease, _ in self._schedule.take_listed():
             self.keep(lease)
         due = self._schedule.take(clock())
         transport = self._transport()

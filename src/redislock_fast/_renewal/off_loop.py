@@ -4,8 +4,9 @@ A loop that is busy for longer than a ttl keeps its locks by that. The thread as
 it runs (`LoopWatch`): the locks of a loop that is closed, or has not answered for `max_stall`, are renewed no more.
 Decision 0023 has the reasons.
 
-Thread safety: as in `threads.py`. A lease, its note and its record may be used by the owner's loop and the renewer's
-thread at once, as by the threads of an owner and of a renewer: by the rules in `_lease/lease.py` and `_lease/note.py`.
+Thread safety: as in `threads.py`. A lease, its holding and its record may be used by the owner's loop and the renewer's
+thread at once, as by the threads of an owner and of a renewer: by the rules in `_lease/lease.py` and
+`_lease/holding.py`.
 Nothing else of the loop is touched in the thread; `call_soon_threadsafe` hands over what the loop must tell.
 """
 
@@ -101,10 +102,10 @@ class OffLoopRenewer(Renewer):
     def _record_of(self, lease: Lease, side: _Side) -> Record:
         return record_of(lease, side.dropped, side)
 
-    def _keep_noted(self, lease: Lease, side: _Side) -> None:
+    def _keep_listed(self, lease: Lease, side: _Side) -> None:
         if lease.options.is_off_loop:
-            super()._keep_noted(lease, side)
-        else:  # the owner has listed its note for another lock object
+            super()._keep_listed(lease, side)
+        else:  # the owner has listed its holding for another lock object
             side.watch.call(side.keep, lease)
 
     def _has(self, record: Record) -> bool:

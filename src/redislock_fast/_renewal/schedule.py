@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from redislock_fast._lease.holding import Holding
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.note import Note
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._procedures.loss import LeaseLoss, Verdict, asking_why, attempting, limit_s, renewable, unheeded
 from redislock_fast._protocol.commands import Reacquire
@@ -45,8 +45,8 @@ _MOST_AT_ONCE = 1024
 
 _random = random.SystemRandom()  # a user may have seeded the module's own, and forked processes have it alike
 
-_MOST_NOTED = 1024
-"""After so many new notes, the renewer looks at them: they take memory, and most are over."""
+_MOST_LISTED = 1024
+"""After so many new entries, the renewer looks at the holdings: they take memory, and most are over."""
 
 _GRAIN = 1 / 8
 """Leases that are due within this part of an interval are renewed together."""
@@ -118,16 +118,16 @@ def warn_of_drop(key: bytes, token: bytes) -> None:
 class Schedule:
     """The leases of one renewer, by the time when they are due.
 
-    An acquire that needs no lease only lists its note. The renewer looks at the notes before any of them is due, and
-    adds the leases of those that are still held.
+    An acquire that needs no lease only lists its holding. The renewer looks at the holdings before any of them is due,
+    and adds the leases of those that are still held.
 
     Ticks are milliseconds of the clock. Leases that are due at about the same time share a tick, so that adding and
     removing take one dict operation, and leases are renewed in batches.
 
     Thread safety: the renewer's thread uses it, or that of its loop. A finalizer may interrupt that thread; it only
-    adds or removes a record of its own. Any thread may call `list_note`: it first appends the note and then reads
-    `looks_at`, while the renewer first sets `looks_at` to `math.inf` and then looks at the notes. So the renewer sees
-    the note, or is told when to look.
+    adds or removes a record of its own. Any thread may call `list_holding`: it first appends the holding and then
+    reads `looks_at`, while the renewer first sets `looks_at` to `math.inf` and then looks at the holdings. So the
+    renewer sees the holding, or is woken.
 
     Attributes:
         looks_at: when the renewer will next take the leases that are due, in the clock's seconds; `math.inf`: never.
@@ -137,29 +137,29 @@ class Schedule:
         self._due: dict[int, dict[int, Record]] = {}  # by tick, and by the record's id
         self._ticks: list[int] = []  # a heap; at some, nothing may be due any more
         self._taken = 0  # the tick up to which all records were taken
-        self._listed: deque[weakref.ref[Note]] = deque()
+        self._listed: deque[weakref.ref[Holding]] = deque()
         self.looks_at = math.inf
 
-    def list_note(self, note: Note, look_by: float) -> float | None:
-        """Have the renewer look at a note. Returns when the renewer must be told to look; None: it will in time."""
-        self._listed.append(weakref.ref(note))
-        if len(self._listed) >= _MOST_NOTED:
+    def list_holding(self, holding: Holding, look_by: float) -> float | None:
+        """Have the renewer look at a holding. Returns until when it must be woken for that; None: it looks in time."""
+        self._listed.append(weakref.ref(holding))
+        if len(self._listed) >= _MOST_LISTED:
             look_by = clock()
         return look_by if look_by < self.looks_at else None
 
     @property
     def has_listed(self) -> bool:
-        """Whether there are notes that the renewer has not looked at."""
+        """Whether there are holdings that the renewer has not looked at."""
         return len(self._listed) > 0
 
-    def noted(self) -> Iterator[tuple[Lease, Any]]:
-        """The leases of the listed notes that are still held and have no record yet, each with its note's renewer."""
+    def take_listed(self) -> Iterator[tuple[Lease, Any]]:
+        """The leases of the listed holdings that have not ended and have no record, and who renews each."""
         for _ in range(len(self._listed)):
-            note = self._listed[0]()
-            lease = None if note is None else note.look()
-            if note is not None and lease is not None and lease.record is None:
-                yield lease, note.renewer
-            self._listed.popleft()  # last, so that an interrupt loses no note
+            holding = self._listed[0]()
+            lease = None if holding is None else holding.lease_to_renew()
+            if holding is not None and lease is not None and lease.record is None:
+                yield lease, holding.renewer
+            self._listed.popleft()  # last, so that an interrupt loses no holding
 
     def add(self, record: Record, due_at: float, interval_s: float) -> bool:
         """Schedule a record, instead of at its earlier time. Returns whether the renewer must be woken."""

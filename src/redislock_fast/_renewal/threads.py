@@ -1,12 +1,12 @@
 """Renewal for threads: one thread for each server, while locks are held there whose options need it.
 
-Thread safety: the renewer's thread alone uses the schedule, except `list_note`, and assigns `looks_at`. Any thread
-appends a record to `_changed`, or lists a note, then reads `looks_at`, and where that is too late, appends its own time
-to `_asked` and wakes the renewer's thread. That one first sets `looks_at` to `math.inf`, and then looks at the records
-and notes. So it sees what was changed, or is asked. `_woken` is a lock of the system, which each thread may release:
-the renewer's thread sleeps on it. Of the threads that could start one, the one that takes out the entry of `_may_start`
-does; a thread that ends puts it back, and then looks once more. Of two threads that were started because of an
-interrupt, one takes the entry of `_may_work`.
+Thread safety: the renewer's thread alone uses the schedule, except `list_holding`, and assigns `looks_at`. Any thread
+appends a record to `_changed`, or lists a holding, then reads `looks_at`, and where that is too late, appends its own
+time to `_asked` and wakes the renewer's thread. That one first sets `looks_at` to `math.inf`, and then looks at the
+records and holdings. So it sees what was changed, or is asked. `_woken` is a lock of the system, which each thread may
+release: the renewer's thread sleeps on it. Of the threads that could start one, the one that takes out the entry of
+`_may_start` does; a thread that ends puts it back, and then looks once more. Of two threads that were started because
+of an interrupt, one takes the entry of `_may_work`.
 
 There is no mutex: a signal handler may interrupt a thread at any line, and wait for a lock that another thread cannot
 release without this renewer; and an interrupt must not leave it taken.
@@ -31,8 +31,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from redislock_fast._lease.holding import Holding
 from redislock_fast._lease.lease import DUE_AFTER, Lease
-from redislock_fast._lease.note import Note
 from redislock_fast._lease.telling import telling
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._renewal.schedule import (
@@ -128,14 +128,14 @@ class Renewer(patching.Adaptable):
     def _record_of(self, lease: Lease, side: Any) -> Record:  # noqa: ARG002  # of tasks alone
         return record_of(lease, self._dropped)
 
-    def note(self, note: Note, ttl_ms: int, sent_at: float, side: Any = None) -> None:
-        """Look at a note in time: the request that began its lease of `ttl_ms` milliseconds left at `sent_at`.
+    def list_holding(self, holding: Holding, ttl_ms: int, sent_at: float, side: Any = None) -> None:
+        """Look at a holding in time: the request that began its lease of `ttl_ms` milliseconds left at `sent_at`.
 
         Raises:
             RuntimeError: as for `keep`.
         """
-        note.renewer, note.listed_ms = self if side is None else side, ttl_ms
-        look_by = self._schedule.list_note(note, sent_at + DUE_AFTER * ttl_ms / 1000)
+        holding.renewer, holding.listed_ms = self if side is None else side, ttl_ms
+        look_by = self._schedule.list_holding(holding, sent_at + DUE_AFTER * ttl_ms / 1000)
         if look_by is not None:
             self._look_by(look_by)
 
@@ -237,8 +237,8 @@ class Renewer(patching.Adaptable):
             schedule.looks_at = math.inf  # before it looks: a thread that changes something now asks for another look
             self._asked.clear()
             is_idle = not (schedule.has_listed or self._changed)
-            for lease, side in schedule.noted():
-                self._keep_noted(lease, side)
+            for lease, side in schedule.take_listed():
+                self._keep_listed(lease, side)
             self._take_changes()
             lease = None  # type: ignore[assignment]  # else it would live until another lease is due
             due = schedule.take(clock())
@@ -255,7 +255,7 @@ class Renewer(patching.Adaptable):
                 self._sleep(in_force)
             del due  # as above
 
-    def _keep_noted(self, lease: Lease, side: Any) -> None:
+    def _keep_listed(self, lease: Lease, side: Any) -> None:
         self._record_of(lease, side)
         self._add(lease)
 

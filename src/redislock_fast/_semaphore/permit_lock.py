@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.first_request import drop_noted
+from redislock_fast._procedures.first_request import drop_acquired
 from redislock_fast._protocol.permits import ReadPermits, Resize
 from redislock_fast._protocol.report import Connections, Participant
 from redislock_fast._protocol.steps import Do, Steps
@@ -80,7 +80,7 @@ def clean_up(locks: list[Any]) -> None:
         owner = lock._owners.owner  # noqa: SLF001  # as its own class would
         token = owner.token
         if token is not None:
-            drop_noted(lock, owner, token)
+            drop_acquired(lock, owner, token)
             with contextlib.suppress(RedisError):  # a cluster without a node for the key: it ends with its ttl
                 lock._transport.clean_up([(lock._key, token)])  # noqa: SLF001  # as above
 

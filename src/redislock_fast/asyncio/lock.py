@@ -32,11 +32,11 @@ from redislock_fast._procedures.call import Call
 from redislock_fast._procedures.first_request import (
     clean_up_after,
     go_on,
-    is_noted,
+    hold_by_reply,
     new_call,
     new_release,
-    note_released,
     release_from,
+    settle_release,
 )
 from redislock_fast._procedures.lease import not_entered, say_why
 from redislock_fast._procedures.lock import Hooks, LockBase
@@ -232,7 +232,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
                     if sent is not None:
                         reply = await sent
                         if options is not None:
-                            if is_noted(self, options, call, server, reply):
+                            if hold_by_reply(self, options, call, server, reply):
                                 return True
                         elif reply == call.ours:
                             ttl_ms = call.ttl_ms
@@ -294,7 +294,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         token = owner.token
         if cached is None and type(token) is bytes and owner.cached is None:
             return self._release(owner, token)
-        return named(self._drive(release_what(self, owner, owner.holding)), "Lock.release")
+        return named(self._drive(release_what(self, owner, owner.holding_id)), "Lock.release")
 
     @runs("Lock.release")
     async def _release(self, owner: Owner, token: bytes) -> None:
@@ -310,7 +310,7 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             if sent is not None:
                 reply = await sent
                 if reply == call.ours:
-                    note_released(self, owner, call)
+                    settle_release(self, owner, call)
                     return
         except BaseException as interruption:
             operation = release_from(self, owner, call, None, interruption)

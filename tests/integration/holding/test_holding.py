@@ -63,7 +63,7 @@ def renewers() -> set[threading.Thread]:
 def test_loss_without_a_callback_is_logged(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    holders.hold(valkey.port, timeout=BRIEF_S, auto_renew=True)
+    holders.hold(valkey.port, timeout=KEPT_S, auto_renew=True)
     valkey_client.delete("name")
     wait_until(lambda: "The lock 'name' was lost: deleted." in caplog.messages, "the renewal finds it out")
     assert {"WARNING"} == {record.levelname for record in caplog.records}

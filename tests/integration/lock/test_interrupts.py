@@ -50,7 +50,7 @@ FACADE = (
     "_procedures/on_options.py",
     "_procedures/release.py",
     "_procedures/prolonging.py",
-    "_lease/note.py",
+    "_lease/holding.py",
     "_lease/task_owner.py",
     "_queue/waiting.py",
     "_queue/waiters.py",
@@ -88,7 +88,7 @@ RETURNING = tuple(
         "execute_release",
         "release",
         "_release",
-        "note_released",
+        "settle_release",
         "drive",
     )
 )

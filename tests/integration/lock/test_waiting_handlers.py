@@ -32,7 +32,7 @@ _LEASES = (
     "_procedures/loss.py",
     "_renewal/schedule.py",
     "_lease/lease.py",
-    "_lease/note.py",
+    "_lease/holding.py",
     "_lease/owner.py",
     "_lease/prolonging.py",
     "_renewal/threads.py",

@@ -160,7 +160,7 @@ SHARED = (
     "_procedures/on_options.py",
     "_procedures/release.py",
     "_procedures/lease.py",
-    "_lease/note.py",
+    "_lease/holding.py",
     "_lease/lease.py",
     "_lease/metrics.py",
 )
@@ -169,7 +169,7 @@ IN_THREADS = ("lock.py", "_transport/threads/server.py", *SHARED, *OUTPUT)
 IN_TASKS = ("asyncio/lock.py", "_transport/loop/server.py", *SHARED, *OUTPUT)
 
 SETTINGS = pytest.mark.parametrize(
-    "settings", [{}, {"auto_renew": True}, {"reentrant": True}], ids=["noted", "renewed", "kept"]
+    "settings", [{}, {"auto_renew": True}, {"reentrant": True}], ids=["plain", "renewed", "reentrant"]
 )
 
 

@@ -150,4 +150,4 @@ def test_renewal_is_tried_again_when_the_danger_begins_and_ends_by_then() -> Non
 
 
 def test_danger_costs_an_acquire_nothing() -> None:
-    assert Options(auto_renew=True, on_danger=print).only_note
+    assert Options(auto_renew=True, on_danger=print).need_reply_alone

@@ -1,4 +1,4 @@
-"""The tests of holding on one server again, for locks that an acquire has only noted: see `redislock_fast._lease.note`.
+"""The tests of holding on one server again, for locks that an acquire has got by its first reply: see `Holding`.
 
 Rules: the clients are connected before. No two callers use a lock object at once.
 """
@@ -25,7 +25,7 @@ globals().update({name: test for module in _MODULES for name, test in vars(modul
 @pytest.fixture
 def holders(callers: Callers) -> Iterator[Holders]:
     """Makes locks whose acquires are noted."""
-    made = Holders(callers, noted=True)
+    made = Holders(callers, connected=True)
     yield made
     made.close()
 
@@ -38,11 +38,11 @@ def hold(request: pytest.FixtureRequest, holders: Holders, valkey: Server) -> He
     return Held(holders, [valkey])
 
 
-def test_dropped_lock_that_was_noted_is_released(hold: Held, holders: Holders) -> None:
+def test_dropped_lock_is_released(hold: Held, holders: Holders) -> None:
     test_holding.test_dropped_lock_is_released_with_a_warning(hold, holders)
 
 
-def test_each_noted_holding_is_renewed(hold: Held, valkey_client: redis.Redis, losses: Losses) -> None:
+def test_each_holding_is_renewed(hold: Held, valkey_client: redis.Redis, losses: Losses) -> None:
     test_holding.test_each_holding_of_a_lock_is_renewed(hold, valkey_client, losses)
 
 
