@@ -59,7 +59,7 @@ class StaleFenceError(LockError):
 
 
 @contextmanager
-def _telling_stale(fence: int) -> Iterator[None]:
+def _raising_stale(fence: int) -> Iterator[None]:
     try:
         yield
     except ResponseError as error:
@@ -125,7 +125,7 @@ class Guard(_GuardBase):
             ValueError: a fence below 1 or beyond 2**53, or a `ttl` that is not above 0, or not finite.
             redis.exceptions.RedisError: what redis-py raises for `EVAL`.
         """
-        with _telling_stale(fence):
+        with _raising_stale(fence):
             self._client.eval(*self._set_args(key, value, fence, ttl))
 
     def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
@@ -149,7 +149,7 @@ class Guard(_GuardBase):
             ValueError: a fence below 1 or beyond 2**53, or no keys.
             redis.exceptions.RedisError: what redis-py raises for `EVAL`.
         """
-        with _telling_stale(fence):
+        with _raising_stale(fence):
             return self._client.eval(*self._eval_args(script, keys, args, fence))
 
 
@@ -168,10 +168,10 @@ class AsyncGuard(_GuardBase):
 
     async def set(self, key: Key, value: Value, fence: int, *, ttl: float | None = None) -> None:
         """Set a key; see `Guard.set`."""
-        with _telling_stale(fence):
+        with _raising_stale(fence):
             await self._client.eval(*self._set_args(key, value, fence, ttl))
 
     async def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
         """Run a Lua script that writes; see `Guard.eval`."""
-        with _telling_stale(fence):
+        with _raising_stale(fence):
             return await self._client.eval(*self._eval_args(script, keys, args, fence))

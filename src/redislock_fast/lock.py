@@ -51,7 +51,7 @@ from redislock_fast._procedures.prolonging import (
 )
 from redislock_fast._procedures.release import release_for_caller, release_lock
 from redislock_fast._protocol.steps import Steps
-from redislock_fast._renewal.threads import Renewer, renewer_of, tell, tell_in_background, tell_wanted
+from redislock_fast._renewal.threads import Renewer, call_on_wanted, renewer_of, report_loss, report_losses_in_threads
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
@@ -165,14 +165,15 @@ class Lock(LockBase, redis.lock.Lock):
     def _renewer(self) -> Renewer:
         return renewer_of(self._transport)
 
-    def _tell(self, lease: Lease, reason: LossReason) -> None:
-        tell(lease, reason)
+    def _report_loss(self, lease: Lease, reason: LossReason) -> None:
+        report_loss(lease, reason)
 
-    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
-        tell_in_background([LeaseLoss(lease, reason)])  # the callback may wait for the lock that this thread holds
+    def _report_former_loss(self, lease: Lease, reason: LossReason) -> None:
+        # The callback may wait for the lock, which this thread holds.
+        report_losses_in_threads([LeaseLoss(lease, reason)])
 
-    def _tells_wanted(self) -> Callable[[Lease], object]:
-        return tell_wanted
+    def _on_wanted_caller(self) -> Callable[[Lease], object]:
+        return call_on_wanted
 
     def _drive(self, steps: Steps) -> Any:
         self._follow_pool()

@@ -86,11 +86,12 @@ class Redlock(RedlockBase):
     def _renewer(self) -> Renewer:
         return renewer_of(self._quorum, renew)
 
-    def _tell(self, lease: Lease, reason: LossReason) -> None:
-        self._renewer().tell(lease, reason)
+    def _report_loss(self, lease: Lease, reason: LossReason) -> None:
+        self._renewer().report_loss(lease, reason)
 
-    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
-        self._renewer().tell_apart(lease, reason)  # the callback may wait for the lock, which this thread has acquired
+    def _report_former_loss(self, lease: Lease, reason: LossReason) -> None:
+        # The callback may wait for the lock, which this thread has acquired.
+        self._renewer().report_loss_elsewhere(lease, reason)
 
     @overload  # type: ignore[misc]  # the only form: `timeout` is there to be refused by its right name
     def acquire(

@@ -26,14 +26,14 @@ from redislock_fast._semaphore.permit_lock import (
     SoleOwner,
     check_handle,
     clean_up,
+    ignore_loss,
     limit_of,
     no_permit,
     not_granted,
     not_held,
     read_status,
     resize,
-    tell_nobody,
-    telling_permit,
+    with_permit,
 )
 from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.tokens import PERMIT
@@ -322,8 +322,8 @@ class Semaphore:
             "blocking_timeout": blocking_timeout,
             "auto_renew": auto_renew,
             "max_hold": max_hold,
-            "on_lost": telling_permit(tell_nobody if on_lost is None and not auto_renew else on_lost),
-            "on_danger": telling_permit(on_danger),
+            "on_lost": with_permit(ignore_loss if on_lost is None and not auto_renew else on_lost),
+            "on_danger": with_permit(on_danger),
             "metrics": metrics,
         }
         self._calls_back = self._settings["on_lost"] is not None or on_danger is not None

@@ -62,11 +62,11 @@ class Once(Lock, Generic[_SkipResult]):
         others: str,
         done_for: float | None,
     ) -> None:
-        told: Any = on_lost  # it gets this object, which is a `Once`
+        for_once: Any = on_lost  # it gets this object, which is a `Once`
         with naming(name):
             at_least_s = check_settings(name, timeout, at_least, on_skip, token)
             done_for_ms = check_others(others, done_for, at_least_s)
-            super().__init__(client, name, timeout, blocking=others == "wait", auto_renew=True, on_lost=told)
+            super().__init__(client, name, timeout, blocking=others == "wait", auto_renew=True, on_lost=for_once)
         self._at_least_s = at_least_s
         self._done_for_ms = done_for_ms
         self._on_skip = on_skip

@@ -20,7 +20,7 @@ from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._procedures.loss import lose as note_loss
 from redislock_fast._procedures.prolonging import read_owned
 from redislock_fast._protocol.keys import lock_of_queue
-from redislock_fast._renewal.threads import tell
+from redislock_fast._renewal.threads import report_loss
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.times import clock
@@ -93,9 +93,9 @@ def lose(
     else:
         lock.redis.delete(lock.name)
     for loss in _noted(lock, owner, reason):
-        telling = threading.Thread(target=tell, args=loss, name="redislock_fast-lost")
-        telling.start()
-        telling.join()
+        thread = threading.Thread(target=report_loss, args=loss, name="redislock_fast-lost")
+        thread.start()
+        thread.join()
     return None
 
 
@@ -110,14 +110,14 @@ async def _lose_in_loop(lock: AsyncLock, owner: Owner, reason: LossReason) -> No
     else:
         await lock.redis.delete(lock.name)
     for loss in _noted(lock, owner, reason):
-        await asyncio.create_task(_tell_in_loop(lock, *loss))
+        await asyncio.create_task(_report_loss_in_loop(lock, *loss))
 
 
-async def _tell_in_loop(lock: AsyncLock, lease: Lease, reason: LossReason) -> None:
+async def _report_loss_in_loop(lock: AsyncLock, lease: Lease, reason: LossReason) -> None:
     """Call `on_lost` in a task of its own, as it may cancel the holder's, and wait for what it has begun."""
     renewer = lock._renewer()
     before = set(renewer._tasks)
-    renewer.tell(lease, reason)
+    renewer.report_loss(lease, reason)
     begun = renewer._tasks - before
     if begun:
         await asyncio.wait(begun)

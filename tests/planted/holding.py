@@ -195,7 +195,7 @@ FAULTS = (
     Fault(
         "reentered lock is released by its first release",
         "_procedures/lease.py",
-        "if lease.depth > 1 and told_of(lock) is not lease:",
+        "if lease.depth > 1 and lease_of_callback(lock) is not lease:",
         "if False:",
         "tests/integration/lock/test_by_token.py::test_reentered_lock_is_released_by_the_last_release[threads-str]",
     ),
@@ -209,7 +209,7 @@ FAULTS = (
     Fault(
         "callback for a loss releases what another caller holds",
         "_procedures/lease.py",
-        "if told is not None and (owner.held_lease is not told or owner is not lock._mine()):\n",
+        "if lost is not None and (owner.held_lease is not lost or owner is not lock._mine()):\n",
         "if False:\n",
         (
             "tests/integration/holding/test_callbacks.py::"

@@ -94,8 +94,8 @@ FAULTS = (
     Fault(
         "task that acquires or extends holds by another task's token",
         "_procedures/prolonging.py",
-        ("    owner = lock._taken()\n    told = told_of(lock)\n"),
-        ("    owner = lock._held()\n    told = told_of(lock)\n"),
+        ("    owner = lock._taken()\n    lost = lease_of_callback(lock)\n"),
+        ("    owner = lock._held()\n    lost = lease_of_callback(lock)\n"),
         "tests/integration/lock/test_asyncio_elsewhere.py::test_acquire_or_extend_does_not_hold_by_another_task",
     ),
     Fault(

@@ -98,7 +98,7 @@ FAULTS = (
     Fault(
         "permit without renewal stays when it is dropped",
         "semaphore.py",
-        "tell_nobody if on_lost is None and not auto_renew else on_lost",
+        "ignore_loss if on_lost is None and not auto_renew else on_lost",
         "on_lost",
         _TESTS + "test_dropped.py::test_the_permit_of_a_thread_or_task_that_has_ended_is_released[threads-False]",
     ),

@@ -68,10 +68,10 @@ class _Lock(RedlockBase):
     def _renewer(self) -> _Contender:
         return self.contender
 
-    def _tell(self, lease: Lease, reason: LossReason) -> None:
+    def _report_loss(self, lease: Lease, reason: LossReason) -> None:
         self.contender.learn(lease, reason)
 
-    _tell_of_former = _tell
+    _report_former_loss = _report_loss
 
     @staticmethod
     def _transport_of(client: Any) -> Any:

@@ -20,7 +20,7 @@ from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
 from redislock_fast._protocol.steps import Do, Steps, all_of
 from redislock_fast._queue.waiters import Grant
-from redislock_fast._queue.waiting import POLL, Waiting, telling_if_long
+from redislock_fast._queue.waiting import POLL, Waiting, log_wait_if_long
 from redislock_fast._util.times import Limit, clock
 
 __all__ = ["acquiring"]
@@ -167,7 +167,7 @@ class _Acquisition:
     def _pausing(self, index: int) -> Steps:
         """Pause before the next round, since this lock, at least, is another owner's."""
         self._limit.begin_wait()
-        yield from telling_if_long(self._plan.keys[index], self._limit)
+        yield from log_wait_if_long(self._plan.keys[index], self._limit)
         yield Do("sleep", self._pause_s())
 
     def _limit_s(self) -> float | None:

@@ -37,8 +37,8 @@ def batch_options(
     if not auto_renew and max_hold is None and on_lost is None:
         return None
     check_callback("on_lost", on_lost)
-    told = None if on_lost is None else partial(_tell, on_lost)
-    options = Options(auto_renew=auto_renew, max_hold=max_hold, on_lost=told)
+    for_lock = None if on_lost is None else partial(_call_on_lost, on_lost)
+    options = Options(auto_renew=auto_renew, max_hold=max_hold, on_lost=for_lock)
     options.observers = ()  # a batch reports nothing else
     options.check(ttl_ms, thread_local=True, for_tasks=False)
     return options
@@ -65,7 +65,7 @@ class _BatchLock:
         self.lease = Lease(weakref.ref(self), plan.keys[index], lease.token, plan.ttl_ms, expires_at, options)
 
 
-def _tell(on_lost: OnLost, lock: _BatchLock, reason: LossReason) -> object:
+def _call_on_lost(on_lost: OnLost, lock: _BatchLock, reason: LossReason) -> object:
     batch = lock.batch()
     return None if batch is None else on_lost(batch, lock.name, reason)
 
@@ -82,10 +82,10 @@ class BatchWatch:
     """
 
     def __init__(
-        self, batch: Any, groups: Sequence[Group], options: Options, renewer: Any, tell: Callable[..., object]
+        self, batch: Any, groups: Sequence[Group], options: Options, renewer: Any, report_loss: Callable[..., object]
     ) -> None:
         self._renewer = renewer
-        self._tell = tell
+        self._report_loss = report_loss
         self._locks = {
             index: _BatchLock(batch, index, group.expires_at, options) for group in groups for index in group.indexes
         }
@@ -148,4 +148,4 @@ class BatchWatch:
         if unclear:
             yield from asking_why(unclear, losses, by_release=True)
         for loss in losses:
-            self._tell(*loss)
+            self._report_loss(*loss)

@@ -15,7 +15,7 @@ from redislock_fast._util.errors import shown
 from redislock_fast._util.times import Limit
 from redislock_fast._util.tokens import token_id_of
 
-__all__ = ["CALL_LOG", "is_logged", "knows_whether", "logs_calls", "tell_if_long", "tell_of_wait"]
+__all__ = ["CALL_LOG", "is_logged", "knows_whether", "log_if_long", "log_wait", "logs_calls"]
 
 _call_logger = logging.getLogger("redislock_fast.calls")
 _wait_logger = logging.getLogger("redislock_fast.waiting")
@@ -52,14 +52,14 @@ def is_logged() -> bool:
     return _wait_logger.isEnabledFor(logging.WARNING)
 
 
-def tell_of_wait(key: bytes, waited_s: float, holder: str, kind: str = "lock") -> None:
+def log_wait(key: bytes, waited_s: float, holder: str, kind: str = "lock") -> None:
     """Log that a caller has waited for a lock, or what else it is, for so many seconds."""
     text = "The %s %s has been waited for since %.1f s. It is held by %s."
     _wait_logger.warning(text, kind, shown(key), waited_s, holder)
 
 
-def tell_if_long(key: bytes, limit: Limit, holder: str) -> None:
+def log_if_long(key: bytes, limit: Limit, holder: str) -> None:
     """Log once that an acquire waits for a lock for long, where its holder cannot be read by one request."""
     waited_s = limit.long_wait_s()
     if waited_s is not None:
-        tell_of_wait(key, waited_s, holder)
+        log_wait(key, waited_s, holder)

@@ -357,8 +357,8 @@ class Wait:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._end(report_later if kind is GeneratorExit else report)  # the garbage collector drops the task
 
-    def _end(self, tell: Callable[..., None]) -> None:
-        tell(self._observers, "record_wait_ended", self._name, self._serial, self.mode, self.handed_over)
+    def _end(self, send: Callable[..., None]) -> None:
+        send(self._observers, "record_wait_ended", self._name, self._serial, self.mode, self.handed_over)
         self._serial = 0
 
     def __del__(self, is_finalizing: Any = sys.is_finalizing) -> None:

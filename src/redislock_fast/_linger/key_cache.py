@@ -30,7 +30,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._lease.logs import tell_of_wait
+from redislock_fast._lease.logs import log_wait
 from redislock_fast._linger.key_lease import LONGEST_KEPT_S, KeyLease, LocalWaiter
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._util.times import Limit, clock
@@ -179,11 +179,11 @@ class CachedKey:
         self.waiters.append(waiter)
         if not self.locked_by and self.if_free():
             return
-        self.cache.tell_holder(self.key)
+        self.cache.ask_holder(self.key)
         if not self.cache.is_watched:  # its holder may forget it
             self.cache.watch()
 
-    def tell_of_long_waits(self, now: float) -> None:
+    def log_long_waits(self, now: float) -> None:
         """Log each waiter that has waited for long, once. The keys' watcher alone may call this."""
         if Limit.long_s is None:
             return
@@ -192,7 +192,7 @@ class CachedKey:
                 continue
             if now < waiter.since + Limit.long_s:  # those after it have come later
                 return
-            tell_of_wait(self.key, now - waiter.since, "another caller of this process")
+            log_wait(self.key, now - waiter.since, "another caller of this process")
             waiter.since = None
 
     def all_waiters(self) -> list[LocalWaiter]:
@@ -356,18 +356,18 @@ class _Listener:
         tell: called with it.
     """
 
-    __slots__ = ("_tell", "lease")
+    __slots__ = ("_on_wanted", "lease")
 
-    def __init__(self, lease: Lease, tell: Callable[[Lease], object]) -> None:
+    def __init__(self, lease: Lease, on_wanted: Callable[[Lease], object]) -> None:
         self.lease = weakref.ref(lease)
-        self._tell = tell
+        self._on_wanted = on_wanted
 
     def hear(self) -> None:
         """Tell the holder, if it was not told."""
         lease = self.lease()
         if lease is not None and not (lease.wanted or lease.over):
             lease.wanted = True
-            self._tell(lease)
+            self._on_wanted(lease)
 
 
 class KeyCache:
@@ -429,9 +429,9 @@ class KeyCache:
         """Note that the keys may not be watched any more."""
         self.is_watched = False
 
-    def listen(self, lease: Lease, tell: Callable[[Lease], object]) -> None:
-        """Have `tell` called once, when another caller is heard to want the lock of this lease."""
-        self._listeners[lease.key] = _Listener(lease, tell)
+    def listen(self, lease: Lease, on_wanted: Callable[[Lease], object]) -> None:
+        """Have `on_wanted` called once, when another caller is heard to want the lock of this lease."""
+        self._listeners[lease.key] = _Listener(lease, on_wanted)
         if not self.is_watched:
             self.watch()
 
@@ -441,7 +441,7 @@ class KeyCache:
         if listener is not None and listener.lease() is lease:
             self._listeners.pop(lease.key, None)
 
-    def tell_holder(self, key: bytes) -> None:
+    def ask_holder(self, key: bytes) -> None:
         """Tell the holder of this key, if it listens, that another caller wants it."""
         listener = self._listeners.get(key)
         if listener is not None:
@@ -449,7 +449,7 @@ class KeyCache:
 
     def hear_wanted(self, key: bytes) -> None:
         """Note that another process wants a key. A key that lingers is given up at once."""
-        self.tell_holder(key)
+        self.ask_holder(key)
         cached = self._keys.get(key)
         if cached is None or (cached.lease is None and not cached.locked_by):
             return
@@ -498,7 +498,7 @@ class KeyCache:
         for cached in list(self._keys.values()):
             if cached.waiters:
                 is_used = True
-                cached.tell_of_long_waits(now)
+                cached.log_long_waits(now)
                 if now >= cached.overdue_at():
                     cached.replace()
             elif cached.locked_by:

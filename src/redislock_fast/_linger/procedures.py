@@ -122,7 +122,7 @@ class Linger:
         return let_linger(lock, owner)
 
     def listen(self, lock: LockBase, lease: Lease) -> None:
-        key_cache_of(lock).listen(lease, lock._tells_wanted())
+        key_cache_of(lock).listen(lease, lock._on_wanted_caller())
 
     def end_listening(self, lock: LockBase, lease: Lease) -> None:
         key_cache_of(lock).end_listening(lease)

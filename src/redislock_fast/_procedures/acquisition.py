@@ -32,7 +32,7 @@ from redislock_fast._procedures.lock import Backoff, LockBase
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.steps import ENTERED, Do, Steps
 from redislock_fast._queue.waiters import Grant
-from redislock_fast._queue.waiting import POLL, TIME_UP, Waiting, telling_if_long
+from redislock_fast._queue.waiting import POLL, TIME_UP, Waiting, log_wait_if_long
 from redislock_fast._util.times import (
     Limit,
     blocks,
@@ -204,7 +204,7 @@ def poll_on(lock: LockBase, call: Call, pending: PendingOwner | None) -> Steps:
     backoff = Backoff(lock._wait, call.sleep_s)
     call.deadline.begin_wait()
     while True:
-        yield from telling_if_long(lock._key, call.deadline, lock._token_kind is PERMIT)
+        yield from log_wait_if_long(lock._key, call.deadline, lock._token_kind is PERMIT)
         pause_s = backoff.next_s()
         if not call.deadline.allows(pause_s):
             return False

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from redislock_fast._protocol.commands import ReadHolder, Release
 from redislock_fast._protocol.permits import ReadPermits, ReleasePermit
-from redislock_fast._protocol.queue import TellHolder
+from redislock_fast._protocol.queue import AskHolder
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._queue.reporting import reporting
 from redislock_fast._util.times import clock
@@ -55,7 +55,7 @@ def breaking(key: bytes, token_id: str) -> Steps:
         return None
     remains_s = 0.0
     if is_ours(token) and listens(token):
-        left = yield from _telling(key, token)
+        left = yield from _ask_holder(key, token)
         if left is not None:
             return left
         remains_s = (yield from reporting(key)).ttl_s or 0.0
@@ -75,12 +75,12 @@ def _breaking_permit(key: bytes, token_id: str) -> Steps:
     return None
 
 
-def _telling(key: bytes, token: bytes) -> Steps:
+def _ask_holder(key: bytes, token: bytes) -> Steps:
     """Have the holder's process release the lock. Returns a `Broken`; None where it does not answer."""
-    telling = TellHolder(key, token)
-    yield Do("execute", telling)
+    asking = AskHolder(key, token)
+    yield Do("execute", asking)
     ends_at = clock() + _ANSWER_S
-    while telling.result and clock() < ends_at:
+    while asking.result and clock() < ends_at:
         reading = ReadHolder(key)
         yield Do("execute", reading)
         if without_flag(reading.holder or b"") != token:

@@ -9,11 +9,11 @@ from typing import Any
 import redis
 import redis.asyncio
 
+from redislock_fast._lease.callbacks import current_callback
 from redislock_fast._lease.holding import Holding
 from redislock_fast._lease.metrics import report_call
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
-from redislock_fast._lease.telling import is_telling
 from redislock_fast._pipe.base import NOT_ASKED
 from redislock_fast._procedures.call import Call, ReleaseCall
 from redislock_fast._procedures.lease import (
@@ -84,7 +84,7 @@ def new_call(
             and type(sleep_s) in _NUMBERS
             and sleep_s >= 0
             and (waits is True or waits is False)
-            and (options is None or (before is None and is_telling() is None))
+            and (options is None or (before is None and current_callback() is None))
             and hooks_of(lock) == lock._own_hooks
             and _Client.execute_command is OWN
             and _AsyncClient.execute_command is OWN_ASYNC
@@ -257,7 +257,7 @@ def new_release(lock: LockBase, owner: Owner, token: object) -> ReleaseCall | No
         if held is None:
             if holding.lease is not None:
                 return None
-        elif not (is_telling() is None and holding.begin_release(token)):
+        elif not (current_callback() is None and holding.begin_release(token)):
             return None
     call.key = lock._key
     call.kind = lock._release_kind

@@ -15,6 +15,7 @@ from redis.exceptions import (
     LockNotOwnedError,  # redis-py's, as everywhere in its users' code
 )
 
+from redislock_fast._lease.callbacks import lease_of_callback
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.metrics import (
     report,
@@ -24,7 +25,6 @@ from redislock_fast._lease.metrics import (
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, ThreadOwners, current_task
 from redislock_fast._lease.task_owner import TaskOwners
-from redislock_fast._lease.telling import told_of
 from redislock_fast._protocol.steps import Steps
 from redislock_fast._util.errors import LockLostError, LossReason, noted, shown, shown_held
 from redislock_fast._util.times import (
@@ -78,10 +78,10 @@ class LeaseLock(Protocol):
     def _let_go(self, lease: Lease) -> None:
         """Have the renewer drop the lease."""
 
-    def _tell(self, lease: Lease, reason: LossReason) -> None:
+    def _report_loss(self, lease: Lease, reason: LossReason) -> None:
         """Call `on_lost` for a loss, and cancel the owner's task, as the options say."""
 
-    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
+    def _report_former_loss(self, lease: Lease, reason: LossReason) -> None:
         """Report the loss of an earlier lease, which the next acquire has found out."""
 
     def _is_meant(self, token: Any, held: bytes) -> bool:
@@ -119,9 +119,9 @@ def refuse_in_callback(lock: LeaseLock, verb: str, owner: Owner) -> None:
     Raises:
         LockLostError: the callback has not acquired the lock again, and the owner's lease is not the lost one.
     """
-    told = told_of(lock)
-    if told is not None and (owner.held_lease is not told or owner is not lock._mine()):
-        raise lost_error(lock, verb, told)
+    lost = lease_of_callback(lock)
+    if lost is not None and (owner.held_lease is not lost or owner is not lock._mine()):
+        raise lost_error(lock, verb, lost)
 
 
 def unlocked_error(lock: LeaseLock, message: str) -> LockError:
@@ -149,7 +149,7 @@ def end_lost(lock: LeaseLock, lease: Lease, reason: LossReason) -> None:
     if clock() >= lease.deadline:
         reason = LossReason.EXPIRED
     if lease.lose(reason):
-        lock._tell_of_former(lease, reason)
+        lock._report_former_loss(lease, reason)
 
 
 def raise_lost(
@@ -166,7 +166,7 @@ def raise_lost(
     if lease.loss is None and (by_release or not lease.over):
         reason = yield from lock._finding_out(lease)
         if lease.lose(reason, by_release):
-            lock._tell(lease, reason)
+            lock._report_loss(lease, reason)
     raise (lock._not_owned(verb) if lease.loss is None else lost_error(lock, verb, lease)) from error
 
 
@@ -184,7 +184,7 @@ def reenter(lock: LeaseLock, owner: Owner, token: Any = None) -> bool:
     if lease is None or not lease.options.reentrant or not lock._is_meant(token, lease.token):
         return False
     if lease.is_lost():
-        if told_of(lock) is lease:
+        if lease_of_callback(lock) is lease:
             return False
         raise lost_error(lock, "reenter", lease)
     lease.depth += 1
@@ -193,7 +193,7 @@ def reenter(lock: LeaseLock, owner: Owner, token: Any = None) -> bool:
 
 def leave_once(lock: LeaseLock, lease: Lease) -> bool:
     """Release a lock that was entered more than once. Returns False where it was not."""
-    if lease.depth > 1 and told_of(lock) is not lease:
+    if lease.depth > 1 and lease_of_callback(lock) is not lease:
         lease.depth -= 1
         return True
     return False
@@ -207,8 +207,8 @@ def report_failure(
 ) -> None:
     """Report that the lock was not acquired, for metrics."""
     is_dropped = isinstance(error, GeneratorExit)  # the garbage collector drops the task
-    tell, asked_s = report_later if is_dropped else report, clock() - asked_at
-    tell(options.observers, "record_failure", lock.name, asked_s, owner.retries + 1, error)
+    send, asked_s = report_later if is_dropped else report, clock() - asked_at
+    send(options.observers, "record_failure", lock.name, asked_s, owner.retries + 1, error)
     if not is_dropped:
         why = "" if error is None else type(error).__name__
         report_call(options, "did not acquire {} for", lock.name, asked_s, None, why)

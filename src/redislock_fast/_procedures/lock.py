@@ -27,6 +27,7 @@ from redis.exceptions import (
 )
 
 from redislock_fast import otel  # here, not where it is needed: a child forked in the midst of that would hang
+from redislock_fast._lease.callbacks import end_callback
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.logs import knows_whether, logs_calls
 from redislock_fast._lease.metrics import (
@@ -35,7 +36,6 @@ from redislock_fast._lease.metrics import (
 )
 from redislock_fast._lease.options import Options, linger_ms_of, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Local, Owner, PendingOwner, SharedOwner, current_task, owners_of, twin_of
-from redislock_fast._lease.telling import end_telling
 from redislock_fast._procedures.lease import (
     describe,
     end_lost,
@@ -493,15 +493,15 @@ class LockBase:
         """The renewer of the leases on this lock's server."""
 
     @abstractmethod
-    def _tell(self, lease: Lease, reason: LossReason) -> None:
+    def _report_loss(self, lease: Lease, reason: LossReason) -> None:
         """Call `on_lost` for a loss, and cancel the owner's task, as the options say."""
 
     @abstractmethod
-    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
+    def _report_former_loss(self, lease: Lease, reason: LossReason) -> None:
         """Report the loss of an earlier lease, which the next acquire has found out."""
 
     @abstractmethod
-    def _tells_wanted(self) -> Callable[[Lease], object]:
+    def _on_wanted_caller(self) -> Callable[[Lease], object]:
         """What calls `on_wanted` for a lease. It does not keep the lock alive."""
 
     def _keep(self, lease: Lease) -> None:
@@ -666,7 +666,7 @@ class LockBase:
         if before is not pending.before and lease.is_lost():
             raise self._lost_at_once()
         pending.publish(owner, lease)
-        end_telling(self)
+        end_callback(self)
         if before is not None and before.token != token:
             end_lost(self, before, LossReason.DELETED)
         elif before is not None:

@@ -26,11 +26,11 @@ __all__ = [
     "Verdict",
     "asking_why",
     "attempting",
+    "ignoring_errors",
     "limit_s",
     "lose",
     "reason_of",
     "renewable",
-    "unheeded",
 ]
 
 logger = logging.getLogger("redislock_fast.renewal")  # docs/how-to/holding.md names it
@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
 
 
 @contextlib.contextmanager
-def unheeded() -> Iterator[None]:
+def ignoring_errors() -> Iterator[None]:
     """Suppress any error: a renewal is retried until the lease ends, and its result may stay unknown.
 
     The traceback is dropped, because it would keep the lease's frames alive, and a dropped lock would be renewed until
@@ -120,7 +120,7 @@ def attempting(leases: list[Lease], step: Do, verdicts: Callable[[], list[Verdic
     """
     began = clock()
     try:
-        with unheeded():
+        with ignoring_errors():
             yield step
     except BaseException:  # cancelled: requests under way may still be executed
         for lease in leases:
@@ -173,7 +173,7 @@ def asking_why(leases: list[Lease], losses: list[LeaseLoss], by_release: bool = 
         return
     reads = [ReadHolder(lease.key) for lease in unclear]
     operation = Pipeline(reads)
-    with unheeded():
+    with ignoring_errors():
         yield Do("execute", operation, limit_s(unclear, clock()))
     unanswered = len(operation.unfinished) > 0  # then the reason stays unknown
     for lease, read in zip(unclear, reads, strict=True):

@@ -9,9 +9,9 @@ from redis.exceptions import (
     LockNotOwnedError,  # redis-py's, as everywhere in its users' code
 )
 
+from redislock_fast._lease.callbacks import lease_of_callback
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import Owner
-from redislock_fast._lease.telling import told_of
 from redislock_fast._procedures.lease import (
     lost_error,
     raise_lost,
@@ -59,8 +59,8 @@ def token_of(lock: LockBase, held: Owner, verb: str) -> bytes:
 def to_prolong(lock: LockBase, token: Any) -> bytes | None:
     """The held token, where `acquire_or_extend` with this token must prolong; None where it must acquire."""
     owner = lock._taken()
-    told = told_of(lock)
-    if told is not None and owner.held_lease is not told:
+    lost = lease_of_callback(lock)
+    if lost is not None and owner.held_lease is not lost:
         return None
     held = owner.token
     return held if held is not None and lock._ttl_ms is not None and lock._is_meant(token, held) else None

@@ -27,11 +27,11 @@ __all__ = [
     "TRACK_NEXT",
     "UNTRIED",
     "WANTED",
+    "AskHolder",
     "JoinQueue",
     "LeaveQueue",
     "Subscribe",
     "Subscriptions",
-    "TellHolder",
     "Watch",
     "cleanup_requests",
     "join_answer",
@@ -323,7 +323,7 @@ class Subscribe(TokenOperation):
         return True
 
 
-class TellHolder(TokenOperation):
+class AskHolder(TokenOperation):
     """Tell the process of a holder that listens to give a lock up. `result` is whether a process has got the message.
 
     The process then releases the lock itself, and no other caller of it takes the lock in memory.

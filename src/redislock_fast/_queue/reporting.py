@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from redislock_fast._lease.logs import is_logged, tell_of_wait
+from redislock_fast._lease.logs import is_logged, log_wait
 from redislock_fast._protocol.permits import ReadPermits
 from redislock_fast._protocol.report import Connections, Participant, ReadReport
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.times import Limit, wait_seconds
 
-__all__ = ["described", "log_waits", "naming_several", "reporting", "telling_of_wait"]
+__all__ = ["described", "log_long_wait", "log_waits", "naming_several", "reporting"]
 
 _MOST_NAMED = 3
 
@@ -41,7 +41,7 @@ def reporting(key: bytes, limit_s: float | None = None) -> Steps:
     return reading.report
 
 
-def telling_of_wait(key: bytes, waited_s: float, limit_s: float | None, is_semaphore: bool = False) -> Steps:
+def log_long_wait(key: bytes, waited_s: float, limit_s: float | None, is_semaphore: bool = False) -> Steps:
     """Log that a caller has waited for a lock or a semaphore for long, and who holds it. An error costs no wait."""
     if not is_logged():
         return
@@ -49,7 +49,7 @@ def telling_of_wait(key: bytes, waited_s: float, limit_s: float | None, is_semap
         holders = yield from (naming_several if is_semaphore else _naming_one)(key, limit_s)
     except Exception:  # the waiter finds out by itself
         holders = "an owner that could not be read"
-    tell_of_wait(key, waited_s, holders, "semaphore" if is_semaphore else "lock")
+    log_wait(key, waited_s, holders, "semaphore" if is_semaphore else "lock")
 
 
 def _naming_one(key: bytes, limit_s: float | None) -> Steps:

@@ -25,7 +25,7 @@ from redislock_fast._queue.waiters import BROKEN, RECKON, Grant, Waiter
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import is_held_with, is_permit, kind_of
 
-__all__ = ["POLL", "TIME_UP", "Waiting", "telling_if_long"]
+__all__ = ["POLL", "TIME_UP", "Waiting", "log_wait_if_long"]
 
 POLL: Final = "poll"
 """The outcome where the connection takes no messages: the caller must poll."""
@@ -57,13 +57,13 @@ def _patience(interval_s: float) -> tuple[float, int, int]:
     return interval_s, awake_ms, max(_KEPT_MS, 2 * awake_ms)
 
 
-def telling_if_long(key: bytes, limit: Limit, is_semaphore: bool = False) -> Steps:
+def log_wait_if_long(key: bytes, limit: Limit, is_semaphore: bool = False) -> Steps:
     """Log once that an acquire waits for a lock or a semaphore for long, and who holds it."""
     waited_s = limit.long_wait_s()
     if waited_s is not None:
-        from redislock_fast._queue.reporting import telling_of_wait  # noqa: PLC0415  # few waits are long
+        from redislock_fast._queue.reporting import log_long_wait  # noqa: PLC0415  # few waits are long
 
-        yield from telling_of_wait(key, waited_s, limit.left_s(), is_semaphore)
+        yield from log_long_wait(key, waited_s, limit.left_s(), is_semaphore)
 
 
 class Waiting:
@@ -317,7 +317,7 @@ class Waiting:
             if message is None:
                 if self._limit.is_over:
                     return (yield from self._leave(waiter, self.limit_s())) or TIME_UP
-                yield from telling_if_long(self.key, self._limit, is_permit(self.token))
+                yield from log_wait_if_long(self.key, self._limit, is_permit(self.token))
                 if waiter.is_due():
                     return _DUE
                 if self.own is not None:
@@ -417,7 +417,7 @@ class Waiting:
                 return BROKEN
             if self._limit.is_over:
                 return TIME_UP
-            yield from telling_if_long(self.key, self._limit)
+            yield from log_wait_if_long(self.key, self._limit)
             left_s = self._limit.listen_s()
             listen_s = self._interval_s if left_s is None else min(self._interval_s, left_s)
             message = yield Do("next_message", waiter, listen_s)

@@ -28,12 +28,12 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
+from redislock_fast._lease.callbacks import end_callback
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.logs import tell_if_long
+from redislock_fast._lease.logs import log_if_long
 from redislock_fast._lease.metrics import report_call, waiting_of
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
-from redislock_fast._lease.telling import end_telling
 from redislock_fast._procedures.lease import (
     UNLOCKED,
     describe,
@@ -88,11 +88,11 @@ class RedlockBase(RedlockSettings):
         """The renewer of the leases on these servers."""
 
     @abstractmethod
-    def _tell(self, lease: Lease, reason: LossReason) -> None:
+    def _report_loss(self, lease: Lease, reason: LossReason) -> None:
         """Call `on_lost` for a loss, and cancel the owner's task, as the options say."""
 
     @abstractmethod
-    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
+    def _report_former_loss(self, lease: Lease, reason: LossReason) -> None:
         """Report the loss of an earlier lease, which the next acquire has found out."""
 
     def _keep(self, lease: Lease) -> None:
@@ -275,7 +275,7 @@ class RedlockBase(RedlockSettings):
                     waits.enter_context(waiting_of(self._options, self._name, "polling"))
                     has_waited = True
                     limit.begin_wait()
-                tell_if_long(self._keys[0], limit, "another owner")
+                log_if_long(self._keys[0], limit, "another owner")
                 yield Do("sleep", pause_s)
                 owner.retries += 1
 
@@ -298,7 +298,7 @@ class RedlockBase(RedlockSettings):
         This comes before the token is noted: another caller that shares the owner must not release the lock without it.
         """
         before, owner.lease = owner.lease, None
-        end_telling(self)
+        end_callback(self)
         if before is not None:
             end_lost(self, before, LossReason.DELETED)
         owner.lease = lease = RedlockLease(self, self._keys, majority, self._ttl_ms, options, self._quorum)

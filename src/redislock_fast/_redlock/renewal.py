@@ -11,7 +11,7 @@ from typing import Any
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
-from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempting, limit_s, lose, renewable, unheeded
+from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempting, ignoring_errors, limit_s, lose, renewable
 from redislock_fast._protocol.steps import Steps
 from redislock_fast._redlock.lease import MajorityEntry, MajorityLease
 from redislock_fast._redlock.quorum import asking
@@ -102,7 +102,7 @@ def _verdict(round_: ReacquireRound) -> Verdict:
 def _asking_why(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     now = clock()
     rounds = [TakenRound(lease.keys, lease.token, limit_s([lease], now)) for lease in leases]
-    with unheeded():
+    with ignoring_errors():
         yield asking(quorum, *rounds)
     for lease, round_ in zip(leases, rounds, strict=True):
         lose(lease, reason_of_round(round_), losses)

@@ -23,9 +23,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from redislock_fast._lease.callbacks import in_callback
 from redislock_fast._lease.holding import Holding
 from redislock_fast._lease.lease import DUE_AFTER, Lease
-from redislock_fast._lease.telling import telling
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._renewal.off_loop import LoopWatch, OffLoopRenewer
 from redislock_fast._renewal.schedule import (
@@ -168,7 +168,7 @@ class LoopRenewer:
         transport = self._transport()
         if due and transport is not None:
             losses: list[LeaseLoss] = []
-            self._tell_of_dangers(due)
+            self._report_dangers(due)
             burst = self._run(self._renewal_batch(transport, due, losses))
             burst.add_done_callback(partial(self._settle, due, losses))
         self._set_timer()
@@ -185,18 +185,18 @@ class LoopRenewer:
         if fault is not None:  # a bug of ours must not end all renewal
             logger.error("Locks could not be renewed.", exc_info=fault)
         late = late_entries(losses)
-        self._tell_of_dangers(due)
+        self._report_dangers(due)
         for lease in due:
             self.keep(lease)
         self._clean_up(late)
-        self.tell_all(losses)
+        self.report_losses(losses)
 
-    def tell_all(self, losses: list[LeaseLoss]) -> None:
+    def report_losses(self, losses: list[LeaseLoss]) -> None:
         """Tell of each loss."""
         for lease, reason in losses:
-            self.tell(lease, reason)
+            self.report_loss(lease, reason)
 
-    def tell(self, lease: Lease, reason: LossReason) -> None:
+    def report_loss(self, lease: Lease, reason: LossReason) -> None:
         """Call `on_lost` for a loss, and cancel the holding task where that is asked for.
 
         A task that has found out the loss itself, by a call, is not cancelled, nor is one that is releasing.
@@ -204,7 +204,7 @@ class LoopRenewer:
         lock, on_lost, holder = lease.lock(), lease.options.on_lost, lease.task
         if on_lost is not None and lock is not None:
             try:
-                with telling(lease):
+                with in_callback(lease):
                     answer = on_lost(lock, reason)
                     if inspect.isawaitable(answer):
                         self._run(_logged(answer, lease, reason))
@@ -216,19 +216,19 @@ class LoopRenewer:
             text = f"The {shown_held(lease.key, lease.token)} was lost while it was held"
             task.cancel(LockLostError(text, lock_name=name, reason=reason))
 
-    tell_apart = tell
+    report_loss_elsewhere = report_loss
     """The same: a callback for tasks never waits in its caller."""
 
-    def tell_wanted(self, lease: Lease) -> None:
+    def call_on_wanted(self, lease: Lease) -> None:
         """Call `on_wanted` for a lock that another caller waits for."""
         self._call("on_wanted", lease)
 
-    def _tell_of_dangers(self, leases: list[Lease]) -> None:
+    def _report_dangers(self, leases: list[Lease]) -> None:
         """Call `on_danger` for those of the leases that are in danger."""
         for lease in endangered(leases):
             self._call("on_danger", lease)
 
-    def tell_of_danger(self, lease: Lease) -> None:
+    def report_danger(self, lease: Lease) -> None:
         """Call `on_danger` for a lease that was in danger when the loop was asked to tell."""
         if lease.loss is None and not lease.over:
             self._call("on_danger", lease)

@@ -82,10 +82,10 @@ class _Side(Protocol):
     def dropped(self, record: Record) -> None:
         """Clean up what a dropped lease has left."""
 
-    def tell_all(self, losses: list[LeaseLoss]) -> None:
+    def report_losses(self, losses: list[LeaseLoss]) -> None:
         """Tell of losses, in the loop."""
 
-    def tell_of_danger(self, lease: Lease) -> None:
+    def report_danger(self, lease: Lease) -> None:
         """Call `on_danger`, in the loop."""
 
 
@@ -169,14 +169,14 @@ class OffLoopRenewer(Renewer):
                 to_renew.append(lease)
         return to_renew
 
-    def _tell_losses(self, losses: list[LeaseLoss]) -> None:
+    def _report_losses(self, losses: list[LeaseLoss]) -> None:
         by_side: dict[_Side, list[LeaseLoss]] = defaultdict(list)
         for loss in losses:
             by_side[loss.lease.record.side].append(loss)
         for side, its_losses in by_side.items():
-            side.watch.call(side.tell_all, its_losses)
+            side.watch.call(side.report_losses, its_losses)
 
-    def _tell_of_danger(self, leases: list[Lease]) -> None:
+    def _report_dangers(self, leases: list[Lease]) -> None:
         for lease in endangered(leases):
             side: _Side = lease.record.side
-            side.watch.call(side.tell_of_danger, lease)
+            side.watch.call(side.report_danger, lease)

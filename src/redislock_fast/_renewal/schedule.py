@@ -20,7 +20,15 @@ from typing import Any, TypeAlias
 from redislock_fast._lease.holding import Holding
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.prolonging import mutex
-from redislock_fast._procedures.loss import LeaseLoss, Verdict, asking_why, attempting, limit_s, renewable, unheeded
+from redislock_fast._procedures.loss import (
+    LeaseLoss,
+    Verdict,
+    asking_why,
+    attempting,
+    ignoring_errors,
+    limit_s,
+    renewable,
+)
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.steps import Do, Steps
@@ -228,7 +236,7 @@ def renewing(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
     if not open_ones:
         return
     parts: Sequence[Sequence[int]] | None = None
-    with unheeded():
+    with ignoring_errors():
         parts = yield Do("split", [lease.key for lease in open_ones])
     if parts is None:
         for lease in open_ones:

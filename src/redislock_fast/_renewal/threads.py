@@ -31,9 +31,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from redislock_fast._lease.callbacks import in_callback
 from redislock_fast._lease.holding import Holding
 from redislock_fast._lease.lease import DUE_AFTER, Lease
-from redislock_fast._lease.telling import telling
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._renewal.schedule import (
     ON_LOST_FAILED,
@@ -55,7 +55,7 @@ from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason, shown_held
 from redislock_fast._util.times import clock
 
-__all__ = ["Renewer", "renewer_of", "tell", "tell_in_background", "tell_wanted"]
+__all__ = ["Renewer", "call_on_wanted", "renewer_of", "report_loss", "report_losses_in_threads"]
 
 logger = logging.getLogger(__name__)
 
@@ -200,14 +200,14 @@ class Renewer(patching.Adaptable):
                 transport.clean_up(entries)
 
     @staticmethod
-    def tell(lease: Lease, reason: LossReason) -> None:
+    def report_loss(lease: Lease, reason: LossReason) -> None:
         """Call `on_lost` for a loss."""
-        tell(lease, reason)
+        report_loss(lease, reason)
 
     @staticmethod
-    def tell_apart(lease: Lease, reason: LossReason) -> None:
+    def report_loss_elsewhere(lease: Lease, reason: LossReason) -> None:
         """Call `on_lost` for a loss apart from the caller, for which it may wait."""
-        tell_in_background([LeaseLoss(lease, reason)])
+        report_losses_in_threads([LeaseLoss(lease, reason)])
 
     @patching.own_thread
     def _work(self) -> None:
@@ -300,46 +300,46 @@ class Renewer(patching.Adaptable):
         losses: list[LeaseLoss] = []
         try:
             due = self._to_renew(due, losses)
-            self._tell_of_danger(due)
+            self._report_dangers(due)
             self._renewal_batch(transport, due, losses)
         except Exception:  # a bug of ours must not end all renewal
             logger.exception("Locks could not be renewed.")
         late = late_entries(losses)
-        self._tell_of_danger(due)
+        self._report_dangers(due)
         for lease in due:
             self._add(lease)
         self._clean_up(late)
-        self._tell_losses(losses)
+        self._report_losses(losses)
 
     def _to_renew(self, due: list[Lease], losses: list[LeaseLoss]) -> list[Lease]:  # noqa: ARG002  # of tasks alone
         """Those of the leases that are to be renewed. The others are scheduled anew, or lost and added to `losses`."""
         return due
 
-    def _tell_losses(self, losses: list[LeaseLoss]) -> None:
-        tell_in_background(losses)
+    def _report_losses(self, losses: list[LeaseLoss]) -> None:
+        report_losses_in_threads(losses)
 
-    def _tell_of_danger(self, leases: list[Lease]) -> None:
+    def _report_dangers(self, leases: list[Lease]) -> None:
         """Call `on_danger` for those in danger, each in a thread of its own, or here if need be."""
         for lease in endangered(leases):
             if not _is_started(_call, "on_danger", lease):
                 _call("on_danger", lease)
 
 
-def tell_in_background(losses: list[LeaseLoss]) -> None:
+def report_losses_in_threads(losses: list[LeaseLoss]) -> None:
     """Call `on_lost` for each loss, in a thread of its own, without waiting for any of them.
 
     Where no thread can be started, the callback runs in the thread that would have started it.
     """
     losses = [loss for loss in losses if loss.lease.options.on_lost is not None]
-    if losses and not _is_started(_tell_each, losses):
-        _tell_each(losses)
+    if losses and not _is_started(_report_each, losses):
+        _report_each(losses)
 
 
-def _tell_each(losses: list[LeaseLoss]) -> None:
+def _report_each(losses: list[LeaseLoss]) -> None:
     """Call `on_lost` for the last loss, after starting threads for the others: many take too long for the renewer."""
-    waiting = [loss for loss in losses[:-1] if not _is_started(tell, *loss)]
+    waiting = [loss for loss in losses[:-1] if not _is_started(report_loss, *loss)]
     for loss in [*waiting, losses[-1]]:
-        tell(*loss)
+        report_loss(*loss)
 
 
 def _is_started(work: Callable[..., None], *args: Any) -> bool:
@@ -351,7 +351,7 @@ def _is_started(work: Callable[..., None], *args: Any) -> bool:
     return True
 
 
-def tell_wanted(lease: Lease) -> None:
+def call_on_wanted(lease: Lease) -> None:
     """Call `on_wanted` for a lock that another caller waits for, in a thread of its own.
 
     Where no thread can be started, it is not called: this is the thread that reads for all callers, which must not
@@ -371,14 +371,14 @@ def _call(what: str, lease: Lease) -> None:
         logger.exception("%s failed for the %s.", what, shown_held(lease.key, lease.token))
 
 
-def tell(lease: Lease, reason: LossReason) -> None:
+def report_loss(lease: Lease, reason: LossReason) -> None:
     """Call `on_lost` for a loss. An exception of the callback is logged."""
     lock = lease.lock()
     on_lost = lease.options.on_lost
     if on_lost is None or lock is None:
         return
     try:
-        with telling(lease):
+        with in_callback(lease):
             on_lost(lock, reason)
     except Exception:
         logger.exception(ON_LOST_FAILED, shown_held(lease.key, lease.token), reason)

@@ -22,14 +22,14 @@ __all__ = [
     "SoleOwner",
     "check_handle",
     "clean_up",
+    "ignore_loss",
     "limit_of",
     "no_permit",
     "not_granted",
     "not_held",
     "read_status",
     "resize",
-    "tell_nobody",
-    "telling_permit",
+    "with_permit",
 ]
 
 
@@ -113,20 +113,20 @@ def no_permit(name: Any, caller: str) -> LockError:
     return LockError(text, lock_name=name)
 
 
-def telling_permit(callback: Any) -> Any:
+def with_permit(callback: Any) -> Any:
     """A callback of a permit's lock object, which calls the user's with the permit; None for None."""
     if not callable(callback):
         return callback  # None, or what is refused by the lock
-    tell: Callable[..., Any] = callback
+    call: Callable[..., Any] = callback
 
-    def told(lock: Any, *reason: LossReason) -> Any:
+    def called(lock: Any, *reason: LossReason) -> Any:
         permit = lock.permit()
-        return None if permit is None else tell(permit, *reason)
+        return None if permit is None else call(permit, *reason)
 
-    return told
+    return called
 
 
-def tell_nobody(permit: Any, reason: LossReason) -> None:
+def ignore_loss(permit: Any, reason: LossReason) -> None:
     """The `on_lost` of permits that have none and are not renewed: so they are watched, and released when dropped."""
 
 

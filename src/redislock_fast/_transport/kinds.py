@@ -66,7 +66,7 @@ def kind_of(client: Any, for_asyncio: bool) -> Kind:
             "redislock_fast.Lock, or redislock_fast.holders. Those of redislock_fast.asyncio need a redis.asyncio.Redis"
         )
     if is_mock(client) or not is_client or _overrides(class_, _METHODS):
-        _tell(f"{class_.__module__}.{class_.__qualname__}", "has methods of its own")
+        _log_once(f"{class_.__module__}.{class_.__qualname__}", "has methods of its own")
         return "client"
     return "cluster" if "cluster.RedisCluster" in plain else "server"
 
@@ -79,7 +79,7 @@ def is_mock(client: Any) -> bool:
 def sends_by_itself(client: Any) -> bool:
     """Whether requests must go through this client's methods: one is its own, or its connections are not redis-py's."""
     if has_method_of_its_own(client):
-        _tell(f"{client!r}", "has methods of its own")
+        _log_once(f"{client!r}", "has methods of its own")
         return True
     pool = getattr(client, "connection_pool", None)
     pool_class: Any = type(pool)
@@ -89,12 +89,12 @@ def sends_by_itself(client: Any) -> bool:
     if _connects_by_itself(pool_class):
         return True
     if not vars(pool).keys().isdisjoint(_POOL_METHODS):
-        _tell(f"{pool!r}", "has methods of its own")
+        _log_once(f"{pool!r}", "has methods of its own")
         return True
     connection_class = pool.connection_class
     own = not any(map(_is_of_library, connection_class.__mro__)) or _overrides(connection_class, _CONNECTION_METHODS)
     if own:
-        _tell(f"{connection_class.__module__}.{connection_class.__qualname__}", "sends and reads in its own way")
+        _log_once(f"{connection_class.__module__}.{connection_class.__qualname__}", "sends and reads in its own way")
     return own
 
 
@@ -103,7 +103,7 @@ def _connects_by_itself(pool_class: type) -> bool:
     """Whether a connection of such a pool may be to another server or database than its settings say."""
     own = not any(map(_is_of_library, pool_class.__mro__)) or _overrides(pool_class, _POOL_METHODS)
     if own:
-        _tell(f"{pool_class.__module__}.{pool_class.__qualname__}", "makes connections in its own way")
+        _log_once(f"{pool_class.__module__}.{pool_class.__qualname__}", "makes connections in its own way")
     return own
 
 
@@ -112,7 +112,7 @@ def changes_protocols(loop: asyncio.AbstractEventLoop) -> bool:
     class_ = type(loop)
     changes = isinstance(loop, asyncio.BaseEventLoop) or any(_root(base) in _LOOPS for base in class_.__mro__)
     if not changes:
-        _tell(f"{class_.__module__}.{class_.__qualname__}", "may have transports that keep their first protocol")
+        _log_once(f"{class_.__module__}.{class_.__qualname__}", "may have transports that keep their first protocol")
     return changes
 
 
@@ -143,6 +143,6 @@ def _overrides(class_: type, methods: Iterable[str]) -> bool:
 
 
 @lru_cache
-def _tell(name: str, reason: str) -> None:
+def _log_once(name: str, reason: str) -> None:
     """Log it, once for each class."""
     logger.info("%s %s: locks call the client's own methods, as redis-py's locks do, and poll", name, reason)

@@ -42,10 +42,10 @@ class _Extended:
         tell: called with each transport and the arguments of the method.
     """
 
-    def __init__(self, pool: Any, name: str, tell: Callable[..., None]) -> None:
+    def __init__(self, pool: Any, name: str, report: Callable[..., None]) -> None:
         self._pool = weakref.ref(pool)
         self._name = name
-        self._tell = tell
+        self._report = report
         self.servers: list[weakref.ref[Any]] = []
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
@@ -54,17 +54,17 @@ class _Extended:
         for server_ref in self.servers.copy():
             server = server_ref()
             if server is not None:
-                self._tell(server, *args, **settings)
+                self._report(server, *args, **settings)
         pool: Any = self._pool()
         if pool is None:  # the garbage collector ends it: a finalizer of redis-py 5.0 calls this
             return None
         return getattr(type(pool), self._name)(pool, *args, **settings)
 
 
-def _extend(owner: Any, name: str, tell: Callable[..., None], server: object) -> None:
+def _extend(owner: Any, name: str, report: Callable[..., None], server: object) -> None:
     """Have a transport told of the calls of a method of its pool. May be called again."""
     if hasattr(type(owner), name):
-        method = vars(owner).setdefault(name, _Extended(owner, name, tell))
+        method = vars(owner).setdefault(name, _Extended(owner, name, report))
         if isinstance(method, _Extended):  # else it belongs to other code, which may not expect another one
             reference = weakref.ref(server, method.servers.remove)
             if reference not in method.servers:

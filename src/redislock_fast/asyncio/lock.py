@@ -152,14 +152,14 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
     def _renewer(self) -> LoopRenewer:
         return renewer_of(self._transport)
 
-    def _tell(self, lease: Lease, reason: LossReason) -> None:
-        self._renewer().tell(lease, reason)
+    def _report_loss(self, lease: Lease, reason: LossReason) -> None:
+        self._renewer().report_loss(lease, reason)
 
-    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
-        self._tell(lease, reason)
+    def _report_former_loss(self, lease: Lease, reason: LossReason) -> None:
+        self._report_loss(lease, reason)
 
-    def _tells_wanted(self) -> Callable[[Lease], object]:
-        return self._renewer().tell_wanted
+    def _on_wanted_caller(self) -> Callable[[Lease], object]:
+        return self._renewer().call_on_wanted
 
     # The task that calls a method owns the lock, whichever task awaits the result: `shield`, `gather` and `wait_for`
     # (before Python 3.12) await in tasks of their own. So plain methods look up the owner and pass it to the steps.

@@ -90,11 +90,12 @@ class Redlock(RedlockBase):
     def _renewer(self) -> LoopRenewer:
         return renewer_of(self._quorum, renew)
 
-    def _tell(self, lease: Lease, reason: LossReason) -> None:
-        self._renewer().tell(lease, reason)
+    def _report_loss(self, lease: Lease, reason: LossReason) -> None:
+        self._renewer().report_loss(lease, reason)
 
-    def _tell_of_former(self, lease: Lease, reason: LossReason) -> None:
-        self._renewer().tell_apart(lease, reason)  # the callback may wait for the lock, which this task has acquired
+    def _report_former_loss(self, lease: Lease, reason: LossReason) -> None:
+        # The callback may wait for the lock, which this task has acquired.
+        self._renewer().report_loss_elsewhere(lease, reason)
 
     # The task that calls a method owns the lock, whichever task awaits the result. So plain methods look up the owner.
 

@@ -25,14 +25,14 @@ from redislock_fast._semaphore.permit_lock import (
     SoleOwner,
     check_handle,
     clean_up,
+    ignore_loss,
     limit_of,
     no_permit,
     not_granted,
     not_held,
     read_status,
     resize,
-    tell_nobody,
-    telling_permit,
+    with_permit,
 )
 from redislock_fast._util.coroutines import awaited, coroutine_method, runs
 from redislock_fast._util.errors import LossReason, shown
@@ -329,8 +329,8 @@ class Semaphore:
             "auto_renew": auto_renew,
             "max_stall": max_stall,
             "max_hold": max_hold,
-            "on_lost": telling_permit(tell_nobody if on_lost is None and not auto_renew else on_lost),
-            "on_danger": telling_permit(on_danger),
+            "on_lost": with_permit(ignore_loss if on_lost is None and not auto_renew else on_lost),
+            "on_danger": with_permit(on_danger),
             "cancel_on_lost": cancel_on_lost,
             "metrics": metrics,
         }

@@ -35,9 +35,9 @@ def test_release_names_the_token_that_was_meant(value: bytes, token: bytes) -> N
 def test_holder_that_listens_is_told_before_its_lock_is_released() -> None:
     steps: Any = breaking(b"name", token_id_of(LISTENS))
     next(steps).args[0].holder = LISTENS + b"+"
-    telling = steps.send(None).args[0]
-    assert telling.request(Capabilities(), 0.0) == (b"PUBLISH", LISTENS[:15], b"give up " + LISTENS + b"name")
-    assert telling.feed(1, Capabilities())
+    asking = steps.send(None).args[0]
+    assert asking.request(Capabilities(), 0.0) == (b"PUBLISH", LISTENS[:15], b"give up " + LISTENS + b"name")
+    assert asking.feed(1, Capabilities())
     steps.send(None).args[0].holder = LISTENS
     assert steps.send(None).method == "sleep"
     with pytest.raises(StopIteration) as end:

@@ -15,7 +15,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._renewal import threads as renewer
-from redislock_fast._renewal.threads import Renewer, tell_in_background
+from redislock_fast._renewal.threads import Renewer, report_losses_in_threads
 from redislock_fast._transport.threads import starting
 from redislock_fast._util.times import clock
 from tests.support.helpers import PATIENCE_S
@@ -47,7 +47,7 @@ def test_where_one_callback_gets_no_thread_the_others_do_not_wait(monkeypatch: p
         real_start(*args)
 
     monkeypatch.setattr(renewer, "start_thread", fail_once)
-    tell_in_background(losses)
+    report_losses_in_threads(losses)
     assert told[1].result(PATIENCE_S)
     over.set()
     assert (told[0].result(PATIENCE_S), told[2].result(PATIENCE_S)) == (True, True)

@@ -55,10 +55,10 @@ def test_connection_tells_its_identifier_and_its_process(
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(socket, "gethostname", lambda: "web-1.example.org")
     tokens = TokenSource()
-    *_, telling = first_requests(tokens, greets=True)
-    assert (b"CLIENT", b"SETINFO", b"LIB-NAME") == telling[:3]
-    assert isinstance(telling[3], bytes)
-    assert (tokens.identifier, "web-1", os.getpid(), expected) == read_introduction(telling[3])
+    *_, introduction = first_requests(tokens, greets=True)
+    assert (b"CLIENT", b"SETINFO", b"LIB-NAME") == introduction[:3]
+    assert isinstance(introduction[3], bytes)
+    assert (tokens.identifier, "web-1", os.getpid(), expected) == read_introduction(introduction[3])
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_clients_of_the_other_kind_and_other_objects_are_refused(make: Callable[
 
 
 def test_the_log_says_once_for_each_class_that_its_methods_are_called(caplog: pytest.LogCaptureFixture) -> None:
-    kinds._tell.cache_clear()
+    kinds._log_once.cache_clear()
     with caplog.at_level(logging.INFO, kinds.__name__):
         for _ in range(2):
             kind_of(PrefixedStrictRedis(), False)  # type: ignore[no-untyped-call]

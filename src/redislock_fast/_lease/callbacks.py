@@ -1,6 +1,6 @@
 """The `on_lost` callback that runs now: a lock object must not treat calls from its callback as calls of its owner.
 
-Thread safety: a `_Telling` belongs to its callback, and to the threads and tasks that the callback starts. Its one
+Thread safety: a `_Callback` belongs to its callback, and to the threads and tasks that the callback starts. Its one
 attribute is assigned as a whole.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from redislock_fast._lease.lease import Lease
 
-__all__ = ["end_telling", "is_telling", "telling", "told_of"]
+__all__ = ["current_callback", "end_callback", "in_callback", "lease_of_callback"]
 
 
-class _Telling:
+class _Callback:
     """One call of an `on_lost`.
 
     Attributes:
@@ -29,23 +29,23 @@ class _Telling:
         self.lease: Lease | None = lease
 
 
-_current: ContextVar[_Telling | None] = ContextVar("redislock_fast-telling", default=None)
+_current: ContextVar[_Callback | None] = ContextVar("redislock_fast-callback", default=None)
 
-is_telling = _current.get
+current_callback = _current.get
 """Returns the call of an `on_lost` in which this is called; None outside of all. Costs less than a function of ours."""
 
 
 @contextlib.contextmanager
-def telling(lease: Lease) -> Iterator[None]:
+def in_callback(lease: Lease) -> Iterator[None]:
     """A context in which to call `on_lost` for a lease. A task that is made in it belongs to the callback, too."""
-    before = _current.set(_Telling(lease))
+    before = _current.set(_Callback(lease))
     try:
         yield
     finally:
         _current.reset(before)
 
 
-def told_of(lock: Any) -> Lease | None:
+def lease_of_callback(lock: Any) -> Lease | None:
     """The lost lease of this lock, where its own callback calls and has not acquired the lock again; else None."""
     current = _current.get()
     if current is None or current.lease is None or current.lease.lock() is not lock:
@@ -53,8 +53,8 @@ def told_of(lock: Any) -> Lease | None:
     return current.lease
 
 
-def end_telling(lock: Any) -> None:
+def end_callback(lock: Any) -> None:
     """Note that the lock was acquired. Where its own callback has done that, the callback is the owner from now on."""
     current = _current.get()
-    if current is not None and told_of(lock) is not None:
+    if current is not None and lease_of_callback(lock) is not None:
         current.lease = None
