@@ -132,7 +132,7 @@ def test_a_bad_word_is_refused_before_anything_is_queued(
     with pytest.raises(error):
         pipe.call_many(bad, FOREVER)
     with pytest.raises(error):
-        pipe.post_many(bad, pipe.mailbox().tell)
+        pipe.post_many(bad, pipe.mailbox().put)
     replies = threads.submit(pipe.call_many, [(b"ECHO", b"fine")], FOREVER)
     assert [[b"ECHO", b"fine"]] == peer.read()
     peer.answer(b"+fine\r\n")
@@ -336,8 +336,8 @@ def test_posted_requests_leave_though_nobody_reads_and_their_replies_come_togeth
 ) -> None:
     pipe, peer = pair
     first, second = pipe.mailbox(), pipe.mailbox()
-    pipe.post_many(echoing([b"1", b"2"]), first.tell)
-    pipe.post_many(echoing([b"3"]), second.tell)
+    pipe.post_many(echoing([b"1", b"2"]), first.put)
+    pipe.post_many(echoing([b"3"]), second.put)
     peer.echo(2)
     replies = threads.submit(second.wait, FOREVER)
     peer.echo()
@@ -353,7 +353,7 @@ def test_any_reader_completes_posted_requests(
     box = pipe.mailbox()
     before = threads.submit(pipe.call, (b"ECHO", b"before"), FOREVER)
     peer.read()
-    pipe.post_many(echoing([b"1", b"2"]), box.tell)
+    pipe.post_many(echoing([b"1", b"2"]), box.put)
     after = threads.submit(pipe.call, (b"ECHO", b"after"), FOREVER)
     peer.answer(b"+before\r\n")
     peer.echo(3)
@@ -368,7 +368,7 @@ def test_posted_requests_for_which_there_is_no_room_leave_when_their_replies_are
     pipe, peer = pair
     box = pipe.mailbox()
     words = [bytes([65 + number]) * 1_000_000 for number in range(10)]
-    pipe.post_many(echoing(words), box.tell)
+    pipe.post_many(echoing(words), box.put)
     replies = threads.submit(box.wait, FOREVER)
     peer.echo(10)
     assert words == replies.result(PATIENCE_S)
@@ -380,13 +380,13 @@ def test_end_of_the_stream_is_raised_in_a_wait_for_posted_requests(
 ) -> None:
     pipe, peer = pair
     box = pipe.mailbox()
-    pipe.post_many(echoing([b"1", b"2"]), box.tell)
+    pipe.post_many(echoing([b"1", b"2"]), box.put)
     replies = threads.submit(box.wait, FOREVER)
     peer.echo()
     peer.sock.close()
     assert isinstance(replies.exception(PATIENCE_S), ConnectionBroken)
     with pytest.raises(ConnectionBroken) as caught:
-        pipe.post_many(echoing([b"3"]), box.tell)
+        pipe.post_many(echoing([b"3"]), box.put)
     assert not caught.value.sent
 
 
@@ -427,7 +427,7 @@ def test_many_and_single_calls_of_many_threads_each_get_their_own(
                     assert words == pipe.call_many(dice.choice((_listed, _in_bulk))(words), limit_s)
                 else:
                     box = pipe.mailbox()
-                    pipe.post_many(dice.choice((_listed, _in_bulk))(words), box.tell)
+                    pipe.post_many(dice.choice((_listed, _in_bulk))(words), box.put)
                     assert words == box.wait(limit_s)
             except NoReply:
                 assert limit_s == 0.0  # the others must never wait in vain

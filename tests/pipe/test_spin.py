@@ -72,7 +72,7 @@ def test_replies_from_afar_are_not_spun_for_among_others(far: tuple[Pipe, Peer],
 def test_rare_messages_are_not_spun_for(far: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
     pipe, peer = far
     box = pipe.mailbox()
-    pipe.on_push = lambda push: box.tell(push[-1])
+    pipe.on_push = lambda push: box.put(push[-1])
     listening = threading.Semaphore(0)
 
     def listen() -> float:

@@ -345,7 +345,7 @@ def test_pipe_is_closed_as_idle_while_nobody_uses_it(pair: tuple[Pipe, Peer], th
     assert caller.result() == b"call"
     assert (replies, pipe.broken) == ([b"post"], False)
     mailbox = pipe.mailbox()
-    pipe.on_push = lambda _: mailbox.tell(pipe.close_idle())
+    pipe.on_push = lambda _: mailbox.put(pipe.close_idle())
     listener = threads.submit(mailbox.wait, FOREVER)
     peer.answer(b">1\r\n+push\r\n")
     assert listener.result() is False  # a thread listened

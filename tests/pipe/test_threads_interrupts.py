@@ -162,16 +162,16 @@ def _close(pipe: Pipe) -> None:
 
 def _listen(pipe: Pipe) -> None:
     box = pipe.mailbox()
-    pipe.post((b"ECHO", b"interrupted"), box.tell)
+    pipe.post((b"ECHO", b"interrupted"), box.put)
     box.wait(FOREVER)
 
 
-def _tell(pipe: Pipe) -> None:
-    pipe.mailbox().tell(b"interrupted")
+def _put(pipe: Pipe) -> None:
+    pipe.mailbox().put(b"interrupted")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use", [_call, _post, _close, _listen, _tell])
+@pytest.mark.parametrize("use", [_call, _post, _close, _listen, _put])
 @pytest.mark.parametrize("listens", [False, True], ids=["alone", "beside a listener"])
 def test_an_interrupt_at_any_instruction_leaves_nobody_waiting(
     server: Server, use: Callable[[Pipe], object], listens: bool
@@ -186,7 +186,7 @@ def test_an_interrupt_at_any_instruction_leaves_nobody_waiting(
         assert (answer == "lost") == pipe.broken
         if listener is not None:
             with contextlib.suppress(ConnectionBroken):
-                pipe.post((b"ECHO", b"told"), box.tell)
+                pipe.post((b"ECHO", b"told"), box.put)
             assert is_told(lambda: listener.result(PATIENCE_S)) in (b"told", "lost")  # noqa: B023
         pipe.close()
         server.close()
@@ -196,7 +196,7 @@ def test_an_interrupt_at_any_instruction_leaves_nobody_waiting(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use", [_call, _call_many, _post, _listen, _tell, _close])
+@pytest.mark.parametrize("use", [_call, _call_many, _post, _listen, _put, _close])
 def test_a_handler_at_any_instruction_may_wait_for_a_call_of_another_thread(
     server: Server, use: Callable[[Pipe], object]
 ) -> None:

@@ -37,7 +37,7 @@ def box(pair: tuple[Pipe, Peer]) -> Mailbox:
     """A mailbox that is told the last word of every push."""
     pipe, _ = pair
     box = pipe.mailbox()
-    pipe.on_push = lambda push: box.tell(push[-1])
+    pipe.on_push = lambda push: box.put(push[-1])
     return box
 
 
@@ -51,7 +51,7 @@ def message(word: bytes) -> bytes:
 def test_messages_that_are_there_come_at_once_and_in_order(pair: tuple[Pipe, Peer]) -> None:
     box = pair[0].mailbox()
     for number in range(3):
-        box.tell(number)
+        box.put(number)
     assert [0, 1, 2] == [box.wait(0.0) for _ in range(3)]
     with pytest.raises(NoReply):
         box.wait(0.0)
@@ -65,7 +65,7 @@ def test_messages_that_are_there_come_at_once_while_another_thread_reads(
     reply = threads.submit(pipe.call, (b"X",), FOREVER)
     peer.read()
     for number in range(3):
-        box.tell(number)
+        box.put(number)
     assert [0, 1, 2] == [box.wait(FOREVER) for _ in range(3)]
     peer.answer(b"+OK\r\n")
     assert reply.result(timeout=20) == b"OK"
@@ -74,7 +74,7 @@ def test_messages_that_are_there_come_at_once_while_another_thread_reads(
 def test_what_is_about_to_come_is_awaited_in_either_way(pair: tuple[Pipe, Peer], box: Mailbox) -> None:
     pipe, peer = pair
     for number in range(ROUNDS):  # so often that it is spun for, and blocked for
-        pipe.post((b"X",), box.tell)
+        pipe.post((b"X",), box.put)
         peer.read()
         peer.answer(b":%d\r\n" % number)
         assert number == box.wait(FOREVER, soon=True)
@@ -85,7 +85,7 @@ def test_what_is_about_to_come_and_does_not_is_awaited_for_as_long(pair: tuple[P
     for number in range(50):
         with pytest.raises(NoReply):
             box.wait(0.0001 * (number % 3), soon=True)
-    pipe.post((b"X",), box.tell)
+    pipe.post((b"X",), box.put)
     peer.answer(b"+late\r\n")
     assert b"late" == box.wait(FOREVER, soon=True)
 
@@ -128,7 +128,7 @@ def test_thread_that_does_not_read_may_tell_a_mailbox(pair: tuple[Pipe, Peer], t
         boxes = [pipe.mailbox() for _ in range(8)]
         waits = [threads.submit(box.wait, FOREVER) for box in boxes]
         for number, box in enumerate(boxes):
-            box.tell(number)
+            box.put(number)
         assert list(range(8)) == [waiting.result(timeout=20) for waiting in waits]
 
 
@@ -143,11 +143,11 @@ def test_a_message_told_just_as_somebody_begins_to_wait_is_never_missed(
 
     def echo() -> None:
         for _ in range(ROUNDS):
-            back.tell(there.wait(FOREVER))
+            back.put(there.wait(FOREVER))
 
     echoing = threads.submit(echo)
     for number in range(ROUNDS):
-        there.tell(number)
+        there.put(number)
         assert back.wait(FOREVER) == number
     echoing.result(timeout=20)
     pipe.close()
@@ -262,7 +262,7 @@ def test_what_is_queued_leaves_before_what_has_come_is_delivered(
 
     def hear(push: list[Reply]) -> None:  # in the reader, which sends nothing as long as it is here
         received.append(peer.read())
-        box.tell(push[-1])
+        box.put(push[-1])
 
     pipe.on_push = hear
     listening = threads.submit(box.wait, FOREVER)
@@ -306,7 +306,7 @@ def test_silence_begins_with_a_request_though_a_listener_reads(
 def test_reading_goes_from_callers_to_listeners_and_back(pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor) -> None:
     pipe, peer = pair
     boxes = {b"%d" % number: pipe.mailbox() for number in range(6)}
-    pipe.on_push = lambda push: boxes[word_of(push)].tell(push[-1])
+    pipe.on_push = lambda push: boxes[word_of(push)].put(push[-1])
     for _ in range(20):
         first = threads.submit(pipe.call, (b"ECHO", b"first"), FOREVER)
         peer.read()
@@ -374,7 +374,7 @@ def test_messages_outlive_the_pipe(pair: tuple[Pipe, Peer], box: Mailbox, thread
     peer.sock.close()
     listener = threads.submit(pipe.mailbox().wait, FOREVER)
     assert outcomes(listener) == [False]
-    box.tell(b"c")
+    box.put(b"c")
     assert [b"a", b"b", b"c"] == [box.wait(FOREVER) for _ in range(3)]
     with pytest.raises(ConnectionBroken):
         box.wait(FOREVER)
@@ -434,7 +434,7 @@ def test_two_hundred_listeners_are_each_told_once_beside_callers(
 ) -> None:
     pipe = make_pipe(socket.create_connection(("127.0.0.1", valkey.port)))
     boxes = {b"%d" % number: pipe.mailbox() for number in range(200)}
-    pipe.on_push = lambda push: boxes[word_of(push)].tell(push[-1])
+    pipe.on_push = lambda push: boxes[word_of(push)].put(push[-1])
     pipe.call((b"HELLO", 3), FOREVER)
     assert pipe.call((b"SUBSCRIBE", b"c"), FOREVER) == [b"subscribe", b"c", 1]
     told = threading.Event()
@@ -469,7 +469,7 @@ def test_over_tls_callers_may_send_while_a_listener_reads(
     sock = socket.create_connection(("127.0.0.1", tls_server.port))
     pipe = make_pipe(context.wrap_socket(sock, server_hostname="localhost"))
     box = pipe.mailbox()
-    pipe.on_push = lambda push: box.tell(push[-1])
+    pipe.on_push = lambda push: box.put(push[-1])
     pipe.call((b"HELLO", 3), FOREVER)
     pipe.call((b"SUBSCRIBE", b"c"), FOREVER)
     waiting = threads.submit(box.wait, FOREVER)

@@ -38,7 +38,7 @@ def test_what_takes_a_push_may_post(pair: tuple[Pipe, Peer], threads: ThreadPool
 
     def on_push(push: list[Reply]) -> None:
         pipe.post((b"ECHO", b"posted"))
-        box.tell(push[-1])
+        box.put(push[-1])
 
     pipe.on_push = on_push
     for _ in range(20):

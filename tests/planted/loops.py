@@ -52,7 +52,7 @@ FAULTS = (
     Fault(
         "task that waits hears no end of its time",
         "_transport/loop/server.py",
-        ("                if not rest_s:\n                    mailbox.tell(None)\n                elif rest_s"),
+        ("                if not rest_s:\n                    mailbox.put(None)\n                elif rest_s"),
         "                if rest_s and rest_s",
         "tests/integration/waiting/test_asyncio_giving_up.py::test_waiter_that_is_not_the_poller_sleeps_until_it_gives_up",
     ),

@@ -128,7 +128,7 @@ def _take_for_anybody(self: WaiterRegistry, push: list[Reply]) -> None:
     """Each waiter takes a grant for its own."""
     for key_queue in self._key_queues.values():
         for waiter in list(key_queue.waiters.values()):
-            waiter.mailbox.tell(Grant(waiter.token + b"+", waiter.since, b"1"))
+            waiter.mailbox.put(Grant(waiter.token + b"+", waiter.since, b"1"))
 
 
 def _take_and_count_from_now(self: Waiting, waiter: Waiter, message: object) -> Grant | None:

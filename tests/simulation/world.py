@@ -372,7 +372,7 @@ class ClientConnection:
             self._world.after(0, self._process, note)
         if self.registry is not None:
             if not self._process.blocking:
-                self.registry.tell_all(BROKEN)
+                self.registry.put_all(BROKEN)
             for line in self.registry._key_queues.values():
                 for waiter in line.waiters.values():
                     waiter.mailbox.wake()
@@ -394,7 +394,7 @@ class Mailbox:
         self._listener: Caller | None = None
         self._epoch = 0
 
-    def tell(self, message: object) -> None:
+    def put(self, message: object) -> None:
         """Leave a message."""
         self._messages.append(message)
         self.wake()

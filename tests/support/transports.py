@@ -185,17 +185,17 @@ def wait_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 def noted_messages(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[object]]:
     """The messages for each waiter of a loop that begins to wait from now on."""
     messages: dict[Any, list[object]] = {}
-    tell, wait = Mailbox.tell, Mailbox.wait
+    put, wait = Mailbox.put, Mailbox.wait
 
     def noting(mailbox: Mailbox, message: object) -> None:
         messages[mailbox].append(message)
-        tell(mailbox, message)
+        put(mailbox, message)
 
     def beginning(mailbox: Mailbox, waiter: Any, timeout_s: float) -> Any:
         messages.setdefault(mailbox, [])
         return wait(mailbox, waiter, timeout_s)
 
-    monkeypatch.setattr(Mailbox, "tell", noting)
+    monkeypatch.setattr(Mailbox, "put", noting)
     monkeypatch.setattr(Mailbox, "wait", beginning)
     return messages
 

@@ -39,7 +39,7 @@ class _TaskWaiter(LocalWaiter):
         self.woken: asyncio.Future[None] = loop.create_future()
 
     def wake(self) -> None:
-        if asyncio._get_running_loop() is self._loop:  # as in `Mailbox.tell`
+        if asyncio._get_running_loop() is self._loop:  # as in `Mailbox.put`
             if not self.woken.done():
                 self.woken.set_result(None)
         elif not self._loop.is_closed():

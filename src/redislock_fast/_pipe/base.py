@@ -119,11 +119,11 @@ class Forked(RuntimeError):
 class Mailbox(Protocol):
     """Where one thread waits for messages from other threads and for what the server pushes."""
 
-    def tell(self, message: object) -> None:
+    def put(self, message: object) -> None:
         """Put a message in, from any thread. It never blocks, and ignores a broken pipe.
 
-        The waiting thread is woken at once, unless it is the reader of the socket and another thread tells it: then it
-        sees the message within a tenth of a second. A message from `on_push` is seen at once.
+        The waiting thread is woken at once, unless it is the reader of the socket and another thread puts it in: then
+        it sees the message within a tenth of a second. A message from `on_push` is seen at once.
         """
 
     def wait(self, timeout_s: float, soon: bool = False) -> object:
@@ -147,10 +147,10 @@ class Pipe(Protocol):
 
     Attributes:
         on_push: called for every push that answers no request, by the thread that reads, in the order of the stream;
-            None drops them. Set it before the pipe is shared. It may tell mailboxes and post. It must not block, since
-            every caller waits for it. For a malformed push it raises hiredis.ProtocolError, as `on_reply` does for a
-            malformed reply: that breaks the pipe. Any other exception breaks the pipe too, and is raised to the caller
-            that reads.
+            None drops them. Set it before the pipe is shared. It may put messages in mailboxes, and post. It must not
+            block, since every caller waits for it. For a malformed push it raises hiredis.ProtocolError, as `on_reply`
+            does for a malformed reply: that breaks the pipe. Any other exception breaks the pipe too, and is raised to
+            the caller that reads.
 
     A protocol error breaks the pipe, so that no caller gets the reply of another: malformed RESP, a reply that came
     before its request had left, or a push that answers a subscription that is not the oldest request under way.

@@ -262,8 +262,8 @@ cdef class LoopPipe:
     cdef Slot done_tail
     cdef Py_ssize_t done_count
     cdef bint receiving            # replies and pushes are being parsed
-    cdef Slot told_head            # listeners that have got a message, their tasks yet to run
-    cdef Slot told_tail
+    cdef Slot ready_head            # listeners that have got a message, their tasks yet to run
+    cdef Slot ready_tail
     cdef bint direct               # tasks may be stepped now: no task runs, and none has ended the loop
     cdef Py_ssize_t half           # how many requests of stepped tasks leave together
     cdef Buffer queued             # the bytes that leave with the next flush
@@ -360,17 +360,17 @@ cdef class LoopPipe:
         slot.loop = self.loop
         return slot
 
-    def tell(self, Slot slot not None, message):
+    def put(self, Slot slot not None, message):
         if slot.state != WAITING:
             return
         if self.receiving:
             slot.state = DONE
             slot.outcome = message
-            if self.told_head is None:
-                self.told_head = slot
+            if self.ready_head is None:
+                self.ready_head = slot
             else:
-                self.told_tail.next = slot
-            self.told_tail = slot
+                self.ready_tail.next = slot
+            self.ready_tail = slot
         else:
             slot._end(DONE, message)
 
@@ -510,8 +510,8 @@ cdef class LoopPipe:
         self.receiving = True
         try:
             self._deliver(received)
-            if self.told_head is not None:  # by a reply
-                self._step_told()
+            if self.ready_head is not None:  # by a reply
+                self._step_ready()
         finally:
             self.receiving = False
         self.delivering = True
@@ -598,8 +598,8 @@ cdef class LoopPipe:
         """Deliver a push that answers no request."""
         if self.on_push is not None:
             self.on_push(push)
-            if self.told_head is not None:
-                self._step_told()
+            if self.ready_head is not None:
+                self._step_ready()
         return 0
 
     cdef object _parse(self):
@@ -645,7 +645,7 @@ cdef class LoopPipe:
         self.done_count += 1
         return 0
 
-    cdef int _step_told(self) except -1:
+    cdef int _step_ready(self) except -1:
         """Step the tasks that have got a message, before the rest of the buffer is parsed."""
         cdef Slot slot
         if self.awaited is &self.handing:
@@ -654,9 +654,9 @@ cdef class LoopPipe:
         self.delivering = True
         self.half = ALL
         try:
-            while self.told_head is not None:
-                slot = self.told_head
-                self.told_head = slot.next
+            while self.ready_head is not None:
+                slot = self.ready_head
+                self.ready_head = slot.next
                 self._step_one(slot)
             if self.queued.used:
                 self._write()

@@ -87,7 +87,7 @@ class Pipe(Protocol):
     def listener(self) -> Awaitable[object]:
         """A future that a task awaits, at once and once, until `tell` gives it a message."""
 
-    def tell(self, listener: Awaitable[object], message: object) -> None:
+    def put(self, listener: Awaitable[object], message: object) -> None:
         """Give a listener a message, unless it has one or was cancelled."""
 
     def post(self, args: Args, on_reply: OnReply | None = None) -> None:
@@ -214,7 +214,7 @@ class LoopPipe(_Leaving, asyncio.BufferedProtocol):
     def listener(self) -> asyncio.Future[object]:
         return self._loop.create_future()
 
-    def tell(self, listener: Awaitable[object], message: object) -> None:
+    def put(self, listener: Awaitable[object], message: object) -> None:
         assert isinstance(listener, asyncio.Future)
         if not listener.done():
             listener.set_result(message)

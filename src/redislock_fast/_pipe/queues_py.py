@@ -262,7 +262,7 @@ class _Pipe(Protocol):
 
 
 class Mailbox:
-    """Where one thread waits for the messages that a pipe's `on_push` tells it; see `base.Mailbox`.
+    """Where one thread waits for the messages that a pipe's `on_push` puts in; see `base.Mailbox`.
 
     Args:
         pipe: is driven meanwhile.
@@ -274,7 +274,7 @@ class Mailbox:
         self._waiting: dict[str, object] = {}  # any; the wait that is under way
         self._slot = Slot(waits=False)  # of the last wait; replaced before `_messages` is read
 
-    def tell(self, message: object) -> None:
+    def put(self, message: object) -> None:
         self._messages.append(message)
         self._slot.rouse()
 

@@ -1255,7 +1255,7 @@ cdef class Pipe:
             slot = slot.after
         return slot
 
-    cdef void _tell(self, Slot* slot) noexcept nogil:
+    cdef void _put(self, Slot* slot) noexcept nogil:
         """Count a message that was put into a mailbox, and wake its waiting thread, unless that reads: it sees it."""
         cdef PyThread_type_lock wake = NULL
         with self.mutex:
@@ -1349,7 +1349,7 @@ cdef class Pipe:
 
 @cython.final
 cdef class Mailbox:
-    """Where one thread waits for the messages that a pipe's `on_push` tells it; see `base.Mailbox`."""
+    """Where one thread waits for the messages that a pipe's `on_push` puts in; see `base.Mailbox`."""
 
     cdef Pipe pipe                 # fixed
     cdef object messages           # a deque, added to before slot.messages is, taken from after
@@ -1360,10 +1360,10 @@ cdef class Mailbox:
         self.messages = deque()
         self.slot.state = DONE
 
-    def tell(self, object message):
+    def put(self, object message):
         self.messages.append(message)
         if not self.pipe._is_forked():
-            self.pipe._tell(&self.slot)
+            self.pipe._put(&self.slot)
 
     def wait(self, double timeout_s, bint soon=False):
         cdef Place place
@@ -1378,7 +1378,7 @@ cdef class Mailbox:
                 PyErr_CheckSignals()  # else Python would raise as soon as the caller had the message
             except BaseException:
                 if not self.pipe._is_forked():
-                    self.pipe._tell(&self.slot)  # it stays
+                    self.pipe._put(&self.slot)  # it stays
                 raise
             self.pipe._check_forked()
             return self.messages.popleft()

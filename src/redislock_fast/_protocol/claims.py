@@ -144,28 +144,28 @@ class ReplyTaker:
     Args:
         operation: the acquire.
         request: what is posted.
-        tell: wakes the caller; its argument is this object.
+        wake: wakes the caller; its argument is this object.
 
     Attributes:
         reply: to the request, once the caller was woken.
-        tell: None once the caller has stopped waiting, since it refers to the connection.
+        wake: None once the caller has stopped waiting, since it refers to the connection.
     """
 
-    __slots__ = ("_claim", "_request", "reply", "tell")
+    __slots__ = ("_claim", "_request", "reply", "wake")
 
-    def __init__(self, operation: _Claiming, request: Args, tell: Callable[[Any], None]) -> None:
+    def __init__(self, operation: _Claiming, request: Args, wake: Callable[[Any], None]) -> None:
         assert operation.claim is not None
         operation.claim.leave_if_held(operation)
         self._claim = operation.claim
         self._request = request
         self.reply: Reply = None
-        self.tell: Callable[[Any], None] | None = tell
+        self.wake: Callable[[Any], None] | None = wake
 
     def __call__(self, reply: Reply) -> None:
         """Take the reply."""
         if has_taken(self._request, reply):
             self._claim.take()
         self.reply = reply
-        tell = self.tell
-        if tell is not None:
-            tell(self)
+        wake = self.wake
+        if wake is not None:
+            wake(self)

@@ -83,7 +83,7 @@ class KeyQueue(Generic[AnyWaiter]):
         if self.poller is waiter:
             next_poller = self._choose_poller()
             if next_poller is not None:
-                next_poller.mailbox.tell(CHECK)
+                next_poller.mailbox.put(CHECK)
 
     def _choose_poller(self) -> AnyWaiter | None:
         """Have one of those in the queue be the poller. Returns it; None where the queue is empty."""

@@ -119,7 +119,7 @@ class Waiter:
         registry: the registry of the connection.
         node: the transport of the lock's server.
         key_queue: the key queue of the lock.
-        mailbox: the messages for the waiter: `tell` adds one, and never waits.
+        mailbox: the messages for the waiter: `put` adds one, and never waits.
         connection: the connection.
         channel: the channel of its messages; None where the connection may not subscribe, or not use the queue.
         since: the last moment at which the lock was certainly not the waiter's.
@@ -263,19 +263,19 @@ class Waiter:
         asked_at, self.asked_at = self.asked_at, 0.0
         self.registry.is_proven = True
         if isinstance(reply, hiredis.ReplyError):
-            self.mailbox.tell(CHECK)
+            self.mailbox.put(CHECK)
             return
         answer = join_answer(reply)
         verdict = answer[0]
         if verdict == 1:
-            self.mailbox.tell(Grant(answer[1], self.since))
+            self.mailbox.put(Grant(answer[1], self.since))
         elif verdict == AGAIN:
-            self.mailbox.tell(CHECK)
+            self.mailbox.put(CHECK)
         else:
             self.note(answer[1], asked_at, answer[2])
             self.reckon()
             if verdict == FOREIGN and self.is_watcher and not self.key_queue.is_watched:
-                self.mailbox.tell(CHECK)
+                self.mailbox.put(CHECK)
 
     def note(self, value: bytes, asked_at: float, left_ms: int) -> None:
         """Note that the server has said that another owner has the lock.
@@ -299,13 +299,13 @@ class Waiter:
         if other is None:
             key_queue.since = max(key_queue.since, asked_at)
         elif other is not self:  # the message for that waiter has been missed, or is about to come
-            other.mailbox.tell(CHECK)
+            other.mailbox.put(CHECK)
 
     def reckon(self) -> None:
         """Wake the waiter if the lease of the lock's owner ends before the waiter would ask the server."""
         ends_at = self.key_queue.ends_at
         if ends_at is not None and ends_at + _EXPIRY_S < self.until:
-            self.mailbox.tell(RECKON)
+            self.mailbox.put(RECKON)
 
     def accepts(self, message: object) -> TypeGuard[Grant]:
         """Whether the message is a grant for the waiter's present place in the queue, not for an earlier one."""
@@ -331,7 +331,7 @@ class Waiter:
         """Have the other waiters in the queue ask the server."""
         for waiter in self.key_queue.contended():
             if waiter is not self:
-                waiter.mailbox.tell(CHECK)
+                waiter.mailbox.put(CHECK)
 
 
 class WaiterRegistry(Subscriptions):
@@ -436,7 +436,7 @@ class WaiterRegistry(Subscriptions):
             waiter = self._by_token.get(text[_TOKEN])
             if waiter is not None:
                 since = max(waiter.since, waiter.key_queue.since)
-                waiter.mailbox.tell(_new_grant((text[_VALUE], since, text[_ARRIVAL])))
+                waiter.mailbox.put(_new_grant((text[_VALUE], since, text[_ARRIVAL])))
             elif text.startswith(WANTED) and self.on_wanted is not None:
                 self.on_wanted(text[len(WANTED) :])
             elif text.startswith(GIVE_UP) and self.on_give_up is not None:
@@ -452,7 +452,7 @@ class WaiterRegistry(Subscriptions):
             if type(channel) is not bytes:
                 raise Malformed(push)
             self.note_end(channel)
-            self._tell(BROKEN, [waiter for waiter in self._waiters() if waiter.channel == channel])
+            self._put(BROKEN, [waiter for waiter in self._waiters() if waiter.channel == channel])
         elif type(kind) is not bytes:
             raise Malformed(push)
 
@@ -462,16 +462,16 @@ class WaiterRegistry(Subscriptions):
         for key_queue in changed:
             key_queue.is_watched = False
         for key_queue in dict.fromkeys(changed):
-            self._tell(CHECK, key_queue.all() if keys is None else key_queue.concerned())
+            self._put(CHECK, key_queue.all() if keys is None else key_queue.concerned())
 
-    def tell_all(self, message: object) -> None:
+    def put_all(self, message: object) -> None:
         """Give a message to all waiters."""
-        self._tell(message, self._waiters())
+        self._put(message, self._waiters())
 
     def _waiters(self) -> list[Waiter]:
         return list(self._by_token.values())
 
     @staticmethod
-    def _tell(message: object, waiters: list[Waiter]) -> None:
+    def _put(message: object, waiters: list[Waiter]) -> None:
         for waiter in waiters:
-            waiter.mailbox.tell(message)
+            waiter.mailbox.put(message)

@@ -263,7 +263,7 @@ class Waiting:
             if oldest is not None and self._is_lost(wait, oldest):
                 waiter.wake_others()
             elif oldest is not None and wait.has_permit:  # its message has been missed, or is about to come
-                oldest.mailbox.tell(CHECK)
+                oldest.mailbox.put(CHECK)
             if wait.foreign and watches and waiter.is_watcher:
                 watch = yield from self._watch(waiter.key_queue)
                 watches = not watch.denied

@@ -42,7 +42,7 @@ class LoopQuorum(Quorum):
         with voting:
             for vote in voting.votes:
                 vote.start()
-            voting.tell(None)
+            voting.put(None)
             await voting.over
 
 
@@ -82,7 +82,7 @@ class _LoopVote(Vote):
         if self.is_open:
             self.start()
         if self.listener is not None:
-            self.listener.tell(None)
+            self.listener.put(None)
 
     def _opened(self, opening: asyncio.Task[None]) -> None:
         health = self.health
@@ -125,7 +125,7 @@ class _LoopVoting(Voting[_LoopVote]):
         self.over: asyncio.Future[None] = self._loop.create_future()
         self._timer = self._loop.call_later(self.ends_at - clock(), self.time_is_up)
 
-    def tell(self, _: None) -> None:
+    def put(self, _: None) -> None:
         """Check whether the rounds are over."""
         waiting = self._waiting
         while waiting and not waiting[-1].is_awaited:

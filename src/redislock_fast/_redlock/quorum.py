@@ -48,7 +48,7 @@ class Vote:
     Attributes:
         connection: the connection on which the last request left; None before, and when it broke.
         connections: every connection on which a request left, while a caller waits for the round.
-        listener: its `tell` is called when there is a verdict; None while no caller waits for it.
+        listener: its `put` is called when there is a verdict; None while no caller waits for it.
     """
 
     connection: Any = None
@@ -135,7 +135,7 @@ class Vote:
         self.health.owed.discard(self)
         listener = self.listener
         if listener is not None:
-            listener.tell(None)
+            listener.put(None)
 
     def _current_connection(self) -> Any:
         """The connection on which the request left, if the server transport still uses it; else None."""

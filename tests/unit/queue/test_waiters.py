@@ -42,7 +42,7 @@ class ServerTransport:
     def post(self, *_: Any) -> None:
         """Send nothing."""
 
-    def tell(self, _: object) -> None:
+    def put(self, _: object) -> None:
         """Keep nothing."""
 
 
@@ -150,7 +150,7 @@ def test_seat_that_looks_is_told_when_another_hears_of_a_lease_that_ends_sooner(
     poller, other = take(registry), take(registry, interval_s=10.0)
     told: list[object] = []
     mailbox: Any = poller.mailbox
-    mailbox.tell = told.append
+    mailbox.put = told.append
     poller.until = clock() + INTERVAL_S
     other.note(b"another's", clock(), 60_000)
     assert told == []
@@ -268,7 +268,7 @@ def test_health_check_that_finds_the_places_of_all_lost_wakes_the_others(
     oldest, poller = take(registry), take(registry)
     told: list[object] = []
     mailbox: Any = oldest.mailbox
-    mailbox.tell = told.append
+    mailbox.put = told.append
     poller.key_queue.checked_at -= 30.0  # a health check is due
     steps = waiting_in(poller).steps((poller, None))
     check = next(steps)
@@ -290,7 +290,7 @@ def test_change_of_keys_wakes_the_waiters_of_these_keys(
     told: list[tuple[bytes, object]] = []
     for key in (KEY, b"other"):
         mailbox: Any = take(registry, key=key).mailbox
-        mailbox.tell = lambda message, key=key: told.append((key, message))
+        mailbox.put = lambda message, key=key: told.append((key, message))
     registry.take_push([b"invalidate", keys])  # type: ignore[list-item]  # as hiredis gives it
     assert told == [(key, CHECK) for key in expected]
 

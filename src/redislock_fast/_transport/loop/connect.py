@@ -57,11 +57,11 @@ class AsyncConnection:
         self.timeout_s = timeout_s
         self.registry: WaiterRegistry | None = None
         self.callers: set[Callable[[object], None]] = set()
-        pipe.closed.add_done_callback(partial(_tell_all, self.callers))
+        pipe.closed.add_done_callback(partial(_put_in_all, self.callers))
         if capabilities.push:
             self.registry = registry = WaiterRegistry(capabilities, tokens)
             pipe.on_push = registry.take_push
-            pipe.closed.add_done_callback(lambda _: registry.tell_all(BROKEN))
+            pipe.closed.add_done_callback(lambda _: registry.put_all(BROKEN))
 
     def close(self) -> None:
         """Break the pipe. Each caller that still waits gets an error."""
@@ -72,9 +72,9 @@ class AsyncConnection:
             self._end.retire(self.pipe)
 
 
-def _tell_all(callers: set[Callable[[object], None]], _: object) -> None:
-    for tell in list(callers):
-        tell(BROKEN)
+def _put_in_all(callers: set[Callable[[object], None]], _: object) -> None:
+    for put in list(callers):
+        put(BROKEN)
 
 
 def _is_of_ended_transport(error: Exception) -> bool:

@@ -82,7 +82,7 @@ class Alarms:
             if mailbox.rings_at * _ALARMS_PER_S < at:
                 rest_s = waiter.rest_s()
                 if not rest_s:
-                    mailbox.tell(None)
+                    mailbox.put(None)
                 elif rest_s < _NEVER:
                     self.ring(waiter, min(rest_s, _LONG_S))  # a longer alarm would keep the waiter alive for as long
 
@@ -107,19 +107,19 @@ class Mailbox:
         self._listener: Awaitable[object] | None = None
         self.rings_at = _NEVER
 
-    def tell(self, message: object) -> None:
+    def put(self, message: object) -> None:
         """Put a message in. From another thread, where the garbage collector may run, the loop delivers it."""
         loop = self._alarms.loop
         if asyncio._get_running_loop() is not loop:  # noqa: SLF001  # documented, for authors of event loops
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self.tell, message)
+                loop.call_soon_threadsafe(self.put, message)
             return
         listener, self._listener = self._listener, None
         self.rings_at = _NEVER
         if listener is None:
             self._messages.append(message)
         else:
-            self._pipe.tell(listener, message)
+            self._pipe.put(listener, message)
 
     def wait(self, waiter: Waiter, timeout_s: float) -> Awaitable[object]:
         """The oldest message; None when none has come in time. Cancelling the task ends the wait.
@@ -142,7 +142,7 @@ class Mailbox:
     async def _wait_long(self, listener: Awaitable[object], timeout_s: float) -> object:
         timer = None
         if timeout_s < FOREVER_S:  # a timer that can be cancelled: the alarms would keep the mailbox for as long
-            timer = self._alarms.loop.call_later(timeout_s, self.tell, None)
+            timer = self._alarms.loop.call_later(timeout_s, self.put, None)
         try:
             return await listener
         finally:
@@ -259,23 +259,23 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
     ) -> Reply:
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
         callers, listener = connection.callers, connection.pipe.listener()
-        tell = partial(connection.pipe.tell, listener)
-        taker = ReplyTaker(operation, request, tell)
+        put = partial(connection.pipe.put, listener)
+        taker = ReplyTaker(operation, request, put)
         connection.pipe.post(request, taker)
         del connection  # an error keeps this frame
-        callers.add(tell)
-        timer = None if timeout_s < 0 else self.loop.call_later(timeout_s, tell, None)
+        callers.add(put)
+        timer = None if timeout_s < 0 else self.loop.call_later(timeout_s, put, None)
         try:
-            told = await listener
+            message = await listener
         finally:
-            taker.tell = None
-            callers.discard(tell)
+            taker.wake = None
+            callers.discard(put)
             if timer is not None:
                 timer.cancel()
-            del tell, listener, timer
-        if told is taker:
+            del put, listener, timer
+        if message is taker:
             return taker.reply
-        raise NoReply("no reply in time") if told is None else ConnectionBroken(True, "the connection broke")
+        raise NoReply("no reply in time") if message is None else ConnectionBroken(True, "the connection broke")
 
     async def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one server, until all are finished; here, there is one server."""
@@ -364,8 +364,8 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
     def next_message(self, waiter: Waiter, timeout_s: float) -> Awaitable[object]:
         """The next message for a waiter; None when none has come within `timeout_s` seconds."""
         mailbox: Any = waiter.mailbox
-        told: Awaitable[object] = mailbox.wait(waiter, timeout_s)
-        return told
+        message: Awaitable[object] = mailbox.wait(waiter, timeout_s)
+        return message
 
     async def _connect(self, attempts: Attempts) -> AsyncConnection:
         await self._opened_within(attempts.bounded_s())
@@ -423,14 +423,14 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
         return idle
 
     def authenticate(self, request: Args) -> None:
-        if asyncio._get_running_loop() is self.loop:  # noqa: SLF001  # as in Mailbox.tell
+        if asyncio._get_running_loop() is self.loop:  # noqa: SLF001  # as in Mailbox.put
             super().authenticate(request)
         elif not self.has_ended and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(super().authenticate, request)
 
     def in_loop(self, call: Callable[..., object], *args: Any) -> None:
         """Call this in the loop: at once in its own thread, soon from another thread, never on a closed loop."""
-        if asyncio._get_running_loop() is self.loop:  # noqa: SLF001  # as in `Mailbox.tell`
+        if asyncio._get_running_loop() is self.loop:  # noqa: SLF001  # as in `Mailbox.put`
             call(*args)
         elif not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.call, call, *args)

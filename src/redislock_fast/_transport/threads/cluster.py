@@ -103,7 +103,7 @@ class _Node(ThreadServerTransport):
         self.inside.add(thread)
         node_request.begun = (self, connection, mailbox)
         try:
-            connection.pipe.post_many(node_request.operation.request(connection.capabilities, clock()), mailbox.tell)
+            connection.pipe.post_many(node_request.operation.request(connection.capabilities, clock()), mailbox.put)
         except ConnectionBroken as error:
             node_request.operation.note_unanswered(error.sent)
             node_request.begun = None

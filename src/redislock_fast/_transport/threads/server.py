@@ -178,7 +178,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
     def call_heard(self, connection: Connection, operation: Exchange, request: Args, timeout_s: float) -> Reply:
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
         mailbox = connection.pipe.mailbox()
-        taker = ReplyTaker(operation, request, mailbox.tell)
+        taker = ReplyTaker(operation, request, mailbox.put)
         connection.pipe.post(request, taker)
         try:
             mailbox.wait(timeout_s, soon=True)
@@ -190,7 +190,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
             self.cleanup.expect_reply_on(connection)
             raise
         finally:
-            taker.tell = None
+            taker.wake = None
         return taker.reply
 
     def waiter(self, key: bytes, token: bytes) -> Waiter | None:
