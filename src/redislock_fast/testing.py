@@ -118,9 +118,9 @@ async def _report_loss_in_loop(lock: AsyncLock, lease: Lease, reason: LossReason
     renewer = lock._renewer()
     before = set(renewer._tasks)
     renewer.report_loss(lease, reason)
-    begun = renewer._tasks - before
-    if begun:
-        await asyncio.wait(begun)
+    started = renewer._tasks - before
+    if started:
+        await asyncio.wait(started)
 
 
 def _not_held(lock: Lock | AsyncLock) -> LockError:

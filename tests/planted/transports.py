@@ -149,8 +149,8 @@ FAULTS = (
     Fault(
         "interrupt at the return of an acquire that lingers looks like a loss",
         "_linger/procedures.py",
-        "        call.is_kept = True\n        note_acquired",
-        "        note_acquired",
+        "        call.is_kept = True\n        keep_acquired",
+        "        keep_acquired",
         (
             "tests/slow/test_linger_interrupts.py::"
             "test_another_process_gets_a_key_whose_holder_is_interrupted[KeyboardInterrupt-{'auto_renew': True}]"

@@ -50,14 +50,14 @@ def _logged(lease: BatchLease, steps: Steps) -> Steps:
     except Exception as error:
         plan.report_call("did not acquire {} for", plan.names, clock() - since, None, type(error).__name__)
         raise
-    lease.begun = clock()
+    lease.acquired_at = clock()
     others = set(range(len(plan.names)) if missed and plan.all_or_nothing else missed)
     acquired = [name for index, name in enumerate(plan.names) if index not in others]
     if acquired:
         more = f"{len(others)} missed" if others else ""
-        plan.report_call("acquired {} after", acquired, lease.begun - since, lease.token, more)
+        plan.report_call("acquired {} after", acquired, lease.acquired_at - since, lease.token, more)
     else:
-        plan.report_call("did not acquire {} for", plan.names, lease.begun - since, None)
+        plan.report_call("did not acquire {} for", plan.names, lease.acquired_at - since, None)
     return missed
 
 

@@ -92,7 +92,7 @@ class BatchBase:
         results = self._result(verdicts)
         if results:
             lost = list(results.values()).count(False)
-            held_s = clock() - self._lease.begun
+            held_s = clock() - self._lease.acquired_at
             more = f"{lost} lost before" if lost else ""
             self._lease.plan.report_call("released {}, held for", [*results], held_s, self._lease.token, more)
         return results

@@ -110,7 +110,7 @@ class BatchLease:
         self.new_token = new_token
         self.token = new_token()
         self.groups: list[Group] = []
-        self.begun = 0.0  # when it was acquired, by the clock: for the log of calls
+        self.acquired_at = 0.0  # when it was acquired, by the clock: for the log of calls
         self.waiting: Waiting | None = None
         self.watch: Any = None
 

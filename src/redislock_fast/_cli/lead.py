@@ -77,7 +77,7 @@ def _lead(arguments: argparse.Namespace) -> int:
         while True:
             term = None
             with outage.survived():
-                term = _Term.begun(client, arguments, signals)
+                term = _Term.campaign(client, arguments, signals)
             if term is None:
                 _pause(signals, _FIRST_PAUSE_S)
                 continue
@@ -126,7 +126,7 @@ def _pause(signals: Signals, seconds: float) -> None:
 
 
 class _Term:
-    """One term, from the election to the end of the command: `begun` makes it.
+    """One term, from the election to the end of the command: `campaign` makes it.
 
     Attributes:
         guard: ends the command where the term is lost.
@@ -139,7 +139,7 @@ class _Term:
         self._what = what
 
     @classmethod
-    def begun(cls, client: Client, arguments: argparse.Namespace, signals: Signals) -> _Term | None:
+    def campaign(cls, client: Client, arguments: argparse.Namespace, signals: Signals) -> _Term | None:
         """Campaign until this process leads. None where the term was lost before it had begun.
 
         Raises:

@@ -22,7 +22,7 @@ from redislock_fast._protocol.leading import NoteLeader, ReadLeader
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import LockLostError, LossReason, shown
 
-__all__ = ["Outage", "check_callbacks", "encoded", "give_up", "lost", "not_begun", "noting", "reading"]
+__all__ = ["Outage", "check_callbacks", "encoded", "give_up", "lost", "no_term", "noting", "reading"]
 
 logger = logging.getLogger("redislock_fast.election")
 
@@ -109,7 +109,7 @@ def lost(name: Any, reason: LossReason) -> LockLostError:
     return LockLostError(f"The term of the election {shown(name)} was lost: {reason}", lock_name=name, reason=reason)
 
 
-def not_begun(name: Any, why: str) -> LockError:
+def no_term(name: Any, why: str) -> LockError:
     """The error of a term that does not begin."""
     return LockError(f"No term of the election {shown(name)} begins: {why}", lock_name=name)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Held", "Holding"]
 
 Held: TypeAlias = "tuple[bytes, bytes, int | None, float | None, Options, float]"
-"""The arguments of a `Lease` but its lock: key, token, ttl_ms, expires_at, options and begun."""
+"""The arguments of a `Lease` but its lock: key, token, ttl_ms, expires_at, options and acquired_at."""
 
 
 class _Renewer(Protocol):

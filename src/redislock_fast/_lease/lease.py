@@ -62,7 +62,7 @@ class Lease:
         ttl_ms: the ttl in milliseconds; None: the lock does not expire.
         expires_at: until when the lease is certainly valid, in the clock's seconds.
         options: the lock's options.
-        begun: when the lease began, in the clock's seconds; None: now.
+        acquired_at: when the lease began, in the clock's seconds; None: now.
 
     Attributes:
         depth: how often the owner has acquired the lock.
@@ -87,7 +87,7 @@ class Lease:
         "__weakref__",
         "_margin_s",
         "_releasing",
-        "begun",
+        "acquired_at",
         "busy",
         "cached",
         "ceiling",
@@ -119,7 +119,7 @@ class Lease:
         ttl_ms: int | None,
         expires_at: float | None,
         options: Options,
-        begun: float | None = None,
+        acquired_at: float | None = None,
     ) -> None:
         self.lock = lock
         self.key = key
@@ -128,7 +128,7 @@ class Lease:
         self.expires_at = expires_at
         self._margin_s = drift_s((ttl_ms or 0) / 1000)
         self.options = options
-        self.begun = clock() if begun is None else begun
+        self.acquired_at = clock() if acquired_at is None else acquired_at
         self.depth = 1
         self.loss: LossReason | None = None
         self.over = False
@@ -217,7 +217,7 @@ class Lease:
             self.loss = reason
         if self.cached is not None:
             self.cached.lose(self.token)
-        self.report("record_loss", clock() - self.begun, reason)
+        self.report("record_loss", clock() - self.acquired_at, reason)
         self.end_count()
         return True
 
@@ -253,7 +253,7 @@ class Lease:
 
     def _ends_at(self) -> float:
         """When renewal ends, in the clock's seconds."""
-        return math.inf if self.options.max_hold_s is None else self.begun + self.options.max_hold_s
+        return math.inf if self.options.max_hold_s is None else self.acquired_at + self.options.max_hold_s
 
     @property
     def max_stall_s(self) -> float:
@@ -290,7 +290,7 @@ class Lease:
         if self.troubled or self.touched or self.busy or self.renewal_ms(now) is None:
             return False
         ttl_s, expires_at = (self.ttl_ms or 0) / 1000, self.expires_at or now
-        return expires_at - now < (_RENEWED_AT - _LATE) * ttl_s and now - self.begun > _LATE * ttl_s
+        return expires_at - now < (_RENEWED_AT - _LATE) * ttl_s and now - self.acquired_at > _LATE * ttl_s
 
     def retry_at(self, now: float) -> float:
         """When to try again after a renewal without a reply."""
@@ -349,13 +349,13 @@ class Lease:
             owner: the owner; the lease ends when its `expiry` says after the request.
             new_ttl_ms: the ttl that the request sets, in milliseconds; None: the request adds to the ttl.
         """
-        begun = False
+        is_counted = False
         cut_to = math.inf if new_ttl_ms is None else clock() + new_ttl_ms / 1000
         try:
             with mutex.lock:
                 if not (self.renewing or self.troubled):
                     self.ceiling = math.inf
-                self.busy, begun = self.busy + 1, True
+                self.busy, is_counted = self.busy + 1, True
                 self.touched = True
                 # Where others prolong it too, their `expiry` has been set already.
                 if self.busy == 1 and owner.expiry != (self.token, self.expires_at):
@@ -367,7 +367,7 @@ class Lease:
             owner.expiry = (self.token, self.expires_at)  # the new ttl may have been set, and have ended since
             raise
         finally:
-            if begun:
+            if is_counted:
                 with mutex.lock:
                     self.busy -= 1
                     token, expires_at = owner.expiry

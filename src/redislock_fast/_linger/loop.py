@@ -13,8 +13,8 @@ from redislock_fast._linger.procedures import (
     acquire_in_memory,
     cached_key,
     is_fetching,
+    keep_first_grant,
     may_begin,
-    note_begun,
     release_here,
     take_at_once,
     take_kept,
@@ -77,7 +77,7 @@ async def _begin_lingering(lock: LockBase, call: Call, turn: Turn) -> None:
         if sent is not None:
             reply = await sent
             if reply == call.ours:
-                note_begun(lock, call, turn)
+                keep_first_grant(lock, call, turn)
                 return
     except BaseException as interruption:
         if not is_fetching(call, turn):

@@ -274,7 +274,7 @@ def acquire_in_turn(lock: LockBase, turn: Turn, call: Call) -> Steps:
     acquired = yield from acquire_until(lock, call)
     if acquired:
         call.is_kept = True
-        note_acquired(lock, turn, call.owner)
+        keep_acquired(lock, turn, call.owner)
     return acquired
 
 
@@ -300,12 +300,12 @@ def is_fetching(call: Call, turn: Turn) -> bool:
     return cached is not None and cached.lease is None and cached.locked_by.get(0) is call
 
 
-def note_begun(lock: LockBase, call: Call, turn: Turn) -> None:
-    """Note the key that the first request has got for the owner, which has the local lock."""
+def keep_first_grant(lock: LockBase, call: Call, turn: Turn) -> None:
+    """Keep the key that the first request has got for the owner, which has the local lock."""
     assert call.token is not None
     call.is_kept = True
     expires_at = call.sent_at + (call.ttl_ms or 0) / 1000
-    note_granted(lock, turn, call.owner, call.token, expires_at, call.connection.registry)
+    keep_granted(lock, turn, call.owner, call.token, expires_at, call.connection.registry)
 
 
 def undo(lock: LockBase, turn: Turn, owner: Owner, before: bytes | None) -> CleanupEntries:
@@ -414,8 +414,8 @@ def new_lease(lock: LockBase, token: bytes, expires_at: float, heard_by: object,
     return lease
 
 
-def note_acquired(lock: LockBase, turn: Turn, owner: Owner) -> None:
-    """Note the key that the owner has acquired, whose local lock it has."""
+def keep_acquired(lock: LockBase, turn: Turn, owner: Owner) -> None:
+    """Keep the key that the owner has acquired, whose local lock it has."""
     cached = turn.cached
     token, expires_at = owner.expiry
     assert cached is not None
@@ -423,13 +423,13 @@ def note_acquired(lock: LockBase, turn: Turn, owner: Owner) -> None:
     assert expires_at is not None
     if owner.contended == token and cached.wanted_at is None:  # granted by the queue: others may wait there
         cached.wanted_at = clock()
-    note_granted(lock, turn, owner, token, expires_at, registry_of(lock))
+    keep_granted(lock, turn, owner, token, expires_at, registry_of(lock))
 
 
-def note_granted(
+def keep_granted(
     lock: LockBase, turn: Turn, owner: Owner, token: bytes, expires_at: float, registry: WaiterRegistry | None
 ) -> None:
-    """Note the key that the server has granted to the owner, which has the local lock.
+    """Keep the key that the server has granted to the owner, which has the local lock.
 
     Args:
         lock: the holder's.

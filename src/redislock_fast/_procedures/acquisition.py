@@ -75,11 +75,11 @@ def acquire_until(lock: LockBase, call: Call) -> Steps:
     call.before = owner.token
     if call.token is None:
         call.token = lock._next_token(call.own_token)
-    begun = call.attempt is not None
+    was_sent = call.attempt is not None
     try:
-        if not (begun or call.is_contended) and lock._is_overridden("do_acquire"):
+        if not (was_sent or call.is_contended) and lock._is_overridden("do_acquire"):
             return (yield from poll_by_hook(lock, call))
-        contended = not begun and (call.is_contended or is_contended(lock, call))
+        contended = not was_sent and (call.is_contended or is_contended(lock, call))
         if not (contended or call.is_refused) and (yield from make_attempt(lock, call)):
             return True
         if not call.waits:
@@ -133,7 +133,7 @@ def note_lease(attempt: Acquire, owner: Owner) -> None:
 def make_attempt(lock: LockBase, call: Call) -> Steps:
     """Make one attempt. Returns whether the lock is held."""
     owner, attempt = call.owner, call.attempt
-    if attempt is not None and attempt.begun is not None:
+    if attempt is not None and attempt.first_outcome is not None:
         owner.attempt = attempt
     else:
         assert call.token is not None

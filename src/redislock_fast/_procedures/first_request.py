@@ -123,8 +123,9 @@ def go_on(lock: LockBase, call: Call, reply: Any, interruption: BaseException | 
     call.attempt = attempt = call.kind(lock._key, token, call.ttl_ms)
     capabilities = connection.capabilities
     attempt.begin(request, capabilities, call.sent_at, (connection, reply, interruption))
-    if type(reply) is bytes and attempt.with_get and attempt.begun is not None and attempt.begun[1] is reply:
-        attempt.begun = None
+    first = attempt.first_outcome
+    if type(reply) is bytes and attempt.with_get and first is not None and first[1] is reply:
+        attempt.first_outcome = None
         attempt.feed(reply, capabilities)
         call.is_refused = True
 
@@ -170,7 +171,7 @@ def hold_on_options(
         holding = owner.holding = Holding(weakref.ref(lock))
     if owner.token is not None or holding.held is not None or holding.lease is not None:
         return False
-    begun = clock()
+    acquired_at = clock()
     owner.expiry = expiry
     owner.fence = fence
     if holding.lock() is not lock:  # two lock objects may have one owner
@@ -179,7 +180,7 @@ def hold_on_options(
     reports = options.reports_of(lock._name) if options.observers else None
     if reports is not None:
         holding.count(reports)  # before the renewer may find out a loss
-    holding.held = (lock._key, token, ttl_ms, expires_at, options, begun)
+    holding.held = (lock._key, token, ttl_ms, expires_at, options, acquired_at)
     owner.token = token
     if owner.forgotten_by is not None:  # else `hold` would do no more
         owner.hold(token)
@@ -187,9 +188,9 @@ def hold_on_options(
         assert expires_at is not None
         renewer.list_holding(holding, ttl_ms, expires_at - ttl_ms / 1000)
     if reports is not None:
-        reports.acquired(begun - asked_at, attempts)
+        reports.acquired(acquired_at - asked_at, attempts)
         if options.logs_calls:
-            report_call(options, "acquired {} after", lock._name, begun - asked_at, token)
+            report_call(options, "acquired {} after", lock._name, acquired_at - asked_at, token)
     return True
 
 
@@ -291,8 +292,8 @@ def release_from(
     connection, call.connection = call.connection, None
     operation = release_of(lock, call.token, owner)
     if connection is not None and reply is not NOT_ASKED:
-        begun = (connection, reply, interruption)
-        operation.begin(call.request, connection.capabilities, call.sent_at, begun)
+        first = (connection, reply, interruption)
+        operation.begin(call.request, connection.capabilities, call.sent_at, first)
     elif interruption is not None:
         raise interruption
     return operation

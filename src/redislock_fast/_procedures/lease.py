@@ -216,7 +216,7 @@ def report_failure(
 
 def report_release(lock: LeaseLock, lease: Lease, released: bool) -> None:
     """Report how long the lock was held, for metrics and the adaptive ttl."""
-    held_s = clock() - lease.begun
+    held_s = clock() - lease.acquired_at
     if lease.options.adaptive is not None:
         lease.options.adaptive.observe(lock.name, held_s)
     lease.report_release(held_s, released)

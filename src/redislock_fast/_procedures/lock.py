@@ -672,8 +672,8 @@ class LockBase:
         elif before is not None:
             self._let_go(before)
         if asked_at is not None:
-            options.reports_of(self._name).acquired(lease.begun - asked_at, pending.retries + 1)
-            report_call(options, "acquired {} after", self._name, lease.begun - asked_at, token)
+            options.reports_of(self._name).acquired(lease.acquired_at - asked_at, pending.retries + 1)
+            report_call(options, "acquired {} after", self._name, lease.acquired_at - asked_at, token)
         lease.count()
         return lease
 

@@ -71,13 +71,13 @@ def end_lease(lock: LockBase, owner: Owner, lease: Lease, released: bool) -> Non
     report_release(lock, lease, released)
 
 
-def release_lock(lock: LockBase, owner: Owner, begun: Release | None = None) -> Steps:
-    """Release the lock that the caller holds. `begun`: its request has been sent already, without hooks."""
-    token = owner.token if begun is None else begun.token
+def release_lock(lock: LockBase, owner: Owner, sent: Release | None = None) -> Steps:
+    """Release the lock that the caller holds. `sent`: its request has been sent already, without hooks."""
+    token = owner.token if sent is None else sent.token
     if token is None:
         refuse_in_callback(lock, "release", owner)
         raise unlocked_error(lock, UNLOCKED)
-    lease = owner.lease if begun is None or owner.token == token else None
+    lease = owner.lease if sent is None or owner.token == token else None
     if lease is not None and not may_release(lock, owner, lease):
         return
     is_cached, expiry, release = owner.cached is not None, owner.expiry, object()
@@ -85,7 +85,7 @@ def release_lock(lock: LockBase, owner: Owner, begun: Release | None = None) -> 
     try:
         if lease is not None and not lease.begin_release(release):
             raise unlocked_error(lock, UNLOCKED)  # a caller that shares the lock object releases it
-        if not (yield from ask_release(lock, owner, token, begun)):
+        if not (yield from ask_release(lock, owner, token, sent)):
             raise lock._not_owned("release")
         # As `_forget_released`, but without a call, in which an interrupt could come: the verdict would be lost.
         if owner.token == token and (owner.expiry is expiry or not is_cached):
@@ -116,15 +116,15 @@ def release_what(lock: LockBase, owner: Owner, holding_id: object) -> Steps:
     yield from release_lock(lock, owner)
 
 
-def ask_release(lock: LockBase, owner: Owner, token: bytes, begun: Release | None) -> Steps:
+def ask_release(lock: LockBase, owner: Owner, token: bytes, sent: Release | None) -> Steps:
     """Release by the token, or go on with a release that has begun. Returns whether the lock was held with it."""
-    if begun is not None:
-        return (yield from execute_release(lock, begun, owner))
+    if sent is not None:
+        return (yield from execute_release(lock, sent, owner))
     lease, at_least_s = owner.lease, lock._at_least_s
     if lease is not None and at_least_s is not None:
         while lease.renewing:  # executed after the request below, it would set another ttl
             yield Do("sleep", _LOOK_S)
-        rest_s = lease.begun + at_least_s - clock()
+        rest_s = lease.acquired_at + at_least_s - clock()
         if rest_s > 0:
             keeping = Reacquire(lock._key, token, positive_ms(rest_s, "at_least"), lease.contended)
             yield Do("execute", keeping)
@@ -137,8 +137,8 @@ def ask_release(lock: LockBase, owner: Owner, token: bytes, begun: Release | Non
 
 def report_end(lock: LockBase, holding: Holding, held: Held) -> None:
     """Report how long the lock was held, for metrics."""
-    _, token, _, _, options, begun = held
-    held_s = clock() - begun
+    _, token, _, _, options, acquired_at = held
+    held_s = clock() - acquired_at
     options.reports_of(lock._name).released(held_s, True)
     holding.end_count()
     if options.logs_calls:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = [
     "NOAUTH",
     "SUBSCRIBED",
-    "Begun",
     "Exchange",
+    "FirstOutcome",
     "NotExecuted",
     "Operation",
     "Redirected",
@@ -44,7 +44,7 @@ __all__ = [
     "without_arguments",
 ]
 
-Begun: TypeAlias = "tuple[Any, Any, BaseException | None]"
+FirstOutcome: TypeAlias = "tuple[Any, Any, BaseException | None]"
 """The outcome of a first request that was sent before its operation was made: the connection, the reply, the error.
 
 The reply is `NOT_ASKED` where the request must be sent again in another form."""
@@ -99,14 +99,15 @@ class Exchange(Protocol):
         key: the lock's name on the wire.
         is_pipeline: whether `request` gives a list of requests and `feed` takes the list of their replies.
         claim: gets every reply to its requests, even when no caller waits for it; None for most operations.
-        begun: the outcome of its first request, where that was sent before it was made; the transport takes it out.
+        first_outcome: of its first request, where that was sent before the operation was made; the transport takes it
+            out.
         uses_queue: whether its requests are of the kinds for which a server may close the connection.
     """
 
     is_pipeline: bool
     uses_queue: bool
     claim: Claim | None
-    begun: Begun | None
+    first_outcome: FirstOutcome | None
 
     @property
     def key(self) -> bytes: ...
@@ -160,7 +161,7 @@ class TokenOperation:
     uses_queue = False
     of_semaphore = False  # an operation on one permit has a token that says so
     claim: Claim | None = None
-    begun: Begun | None = None
+    first_outcome: FirstOutcome | None = None
     unsettled = False
     result = False
     with_text = False
@@ -172,22 +173,22 @@ class TokenOperation:
     @abstractmethod
     def request(self, capabilities: Capabilities, now: float) -> Any: ...
 
-    def begin(self, request: Args, capabilities: Capabilities, now: float, begun: Begun) -> None:
+    def begin(self, request: Args, capabilities: Capabilities, now: float, first_outcome: FirstOutcome) -> None:
         """Take over a first request that was sent before the operation was made.
 
         Args:
             request: the request.
             capabilities: of its connection, as it is now.
             now: when the request left, in the clock's seconds.
-            begun: its outcome.
+            first_outcome: its outcome.
         """
-        connection, _, interruption = begun
+        connection, _, interruption = first_outcome
         if (
             self.request(capabilities, now) != request
         ):  # the capabilities have fallen since: the reply is to another form
             self.note_unanswered(True)
-            begun = (connection, NOT_ASKED, interruption)
-        self.begun = begun
+            first_outcome = (connection, NOT_ASKED, interruption)
+        self.first_outcome = first_outcome
 
     def note_unanswered(self, sent: bool) -> None:
         self.unsettled = self.unsettled or sent

@@ -19,7 +19,7 @@ from redislock_fast._protocol.operation import NotExecuted, Operation, Redirecte
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
-    from redislock_fast._protocol.operation import Begun
+    from redislock_fast._protocol.operation import FirstOutcome
 
 __all__ = ["InBulk", "Pipeline", "ReleasePipeline"]
 
@@ -39,7 +39,7 @@ class Pipeline:
     is_pipeline = True
     uses_queue = False
     claim: Claim | None = None
-    begun: Begun | None = None
+    first_outcome: FirstOutcome | None = None
     result = False
     unsettled = False
 

@@ -17,7 +17,7 @@ from redislock_fast._protocol.operation import Refused
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
-    from redislock_fast._protocol.operation import Begun
+    from redislock_fast._protocol.operation import FirstOutcome
 
 __all__ = ["Replicate"]
 
@@ -43,7 +43,7 @@ class Replicate:
     is_pipeline = True
     uses_queue = False
     claim: Claim | None = None
-    begun: Begun | None = None
+    first_outcome: FirstOutcome | None = None
 
     def __init__(
         self, key: bytes, token: bytes, ttl_ms: int | None, contended: bool, wanted: int, wait_ms: int

@@ -171,17 +171,17 @@ class Waiting:
                 return message
         return None
 
-    def steps(self, begun: tuple[Waiter | None, object] | None = None) -> Steps:
+    def steps(self, so_far: tuple[Waiter | None, object] | None = None) -> Steps:
         """Wait for the lock. Returns a `Grant`; TIME_UP; POLL where the connection takes no messages.
 
         Args:
-            begun: the answer to `enter`, and what has come since: a message, None when none has come in time, the error
-                that was raised, or ENTERED where `join` was not called.
+            so_far: the answer to `enter`, and what has come since: a message, None when none has come in time, the
+                error that was raised, or ENTERED where `join` was not called.
         """
         while True:
-            if begun is None:
-                begun = (yield Do("enter", self.key, self.token, self.limit_s())), ENTERED
-            (waiter, message), begun = begun, None
+            if so_far is None:
+                so_far = (yield Do("enter", self.key, self.token, self.limit_s())), ENTERED
+            (waiter, message), so_far = so_far, None
             if waiter is None:
                 return POLL
             try:

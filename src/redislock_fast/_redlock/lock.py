@@ -304,8 +304,8 @@ class RedlockBase(RedlockSettings):
         owner.lease = lease = RedlockLease(self, self._keys, majority, self._ttl_ms, options, self._quorum)
         lease.task = None if task is None else weakref.ref(task)
         self._keep(lease)
-        options.reports_of(self._name).acquired(lease.begun - asked_at, owner.retries + 1)
-        report_call(options, "acquired {} after", self._name, lease.begun - asked_at, lease.token)
+        options.reports_of(self._name).acquired(lease.acquired_at - asked_at, owner.retries + 1)
+        report_call(options, "acquired {} after", self._name, lease.acquired_at - asked_at, lease.token)
         lease.count()
 
     def _clean_up_unnoticed(self, owner: Owner, attempts: list[AcquireRound]) -> None:

@@ -66,10 +66,10 @@ class Cleanup(Part[ServerType]):
             unanswered: the connections on which a request left without an answer.
             failed: whether the caller gets an error.
         """
-        begun, operation.begun = operation.begun, None
-        if begun is not None:  # an interrupt came before the transport has looked at it
+        first_outcome, operation.first_outcome = operation.first_outcome, None
+        if first_outcome is not None:  # an interrupt came before the transport has looked at it
             operation.note_unanswered(True)
-            unanswered = [*unanswered, begun[0]]
+            unanswered = [*unanswered, first_outcome[0]]
         claim, operation.claim = operation.claim, None
         if claim is not None:
             claim.end(operation.result)

@@ -19,7 +19,7 @@ from redislock_fast._protocol.capabilities import PING, Capabilities, greeting, 
 from redislock_fast._protocol.identity import introduction
 from redislock_fast._util.tokens import TokenSource
 
-__all__ = ["begun", "first_requests", "introduce_as", "leave_unnamed"]
+__all__ = ["first_requests", "introduce_as", "leave_unnamed", "take_greeting"]
 
 _program: str | None = None
 """What this process calls itself; None: by its script."""
@@ -43,7 +43,7 @@ def leave_unnamed(connection: Any) -> None:
     connection.driver_info = connection.lib_name = connection.lib_version = None  # the first is of newer redis-py
 
 
-def begun(pipe: Any, tokens: TokenSource, replies: list[Reply]) -> tuple[Capabilities, Args | None]:
+def take_greeting(pipe: Any, tokens: TokenSource, replies: list[Reply]) -> tuple[Capabilities, Args | None]:
     """Read the replies. Returns the capabilities and the connection's `ending`.
 
     A server that does not know `CLIENT SETINFO` gets the text as the name of the connection, unless that has a name.

@@ -124,7 +124,7 @@ class AsyncObserved(Observed):
 
 def _execute_observed(transport: Any, operation: Operation, limit_s: float | None, client: Any) -> None:
     """`ThreadServerTransport.execute`, observed as a command of this client, or of redis-py's where it is None."""
-    if operation.is_pipeline or operation.begun is not None or not transport.is_observable:
+    if operation.is_pipeline or operation.first_outcome is not None or not transport.is_observable:
         transport.execute(operation, limit_s)
         return
 
@@ -144,7 +144,7 @@ def _execute_observed(transport: Any, operation: Operation, limit_s: float | Non
 
 async def _execute_observed_async(transport: Any, operation: Operation, limit_s: float | None, client: Any) -> None:
     """`LoopServerTransport.execute`, observed as a command of this client, or of redis-py's where it is None."""
-    if operation.is_pipeline or operation.begun is not None or not transport.is_observable:
+    if operation.is_pipeline or operation.first_outcome is not None or not transport.is_observable:
         await transport.execute(operation, limit_s)
         return
 

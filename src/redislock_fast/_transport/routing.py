@@ -41,7 +41,7 @@ from redislock_fast._util.times import clock
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
-    from redislock_fast._protocol.operation import Begun
+    from redislock_fast._protocol.operation import FirstOutcome
 
 __all__ = [
     "ASKING",
@@ -76,7 +76,7 @@ class _Asking:
 
     is_pipeline = True
     uses_queue = False
-    begun: Begun | None = None
+    first_outcome: FirstOutcome | None = None
     claim: Claim | None = None  # late replies about a slot that moves are ignored: the key ends by its ttl
 
     def __init__(self, operation: Exchange) -> None:

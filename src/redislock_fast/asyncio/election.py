@@ -20,7 +20,7 @@ from redislock_fast._election.record import (
     encoded,
     give_up,
     lost,
-    not_begun,
+    no_term,
     noting,
     reading,
 )
@@ -161,9 +161,9 @@ class Term:
         """
         election = self._election
         if self._is_over:
-            raise not_begun(election.name, "this one has ended")
+            raise no_term(election.name, "this one has ended")
         if not self.number and not await election._campaign(self):  # noqa: SLF001  # of this very module
-            raise not_begun(election.name, "it was stopped")
+            raise no_term(election.name, "it was stopped")
         try:
             if election._on_started is not None:  # noqa: SLF001  # as above
                 await awaited(election._on_started(self))  # noqa: SLF001  # as above
@@ -305,7 +305,7 @@ class Election:
     async def _campaign(self, term: Term) -> bool:
         """Wait in line until the lock is held, and begin the term. Returns False where the election was stopped."""
         if self._term is not None:
-            raise not_begun(self.name, "this object campaigns or leads already")
+            raise no_term(self.name, "this object campaigns or leads already")
         self._term = term
         try:
             while not self._stopped.is_set():

@@ -80,7 +80,7 @@ def test_lease_is_that_of_the_acquire(holding: Holding) -> None:
     assert lease is not None
     assert (lease.lock(), lease.key, lease.token, lease.ttl_ms) == (_lock, b"name", TOKEN, TTL_MS)
     assert holding.held is not None
-    assert (lease.expires_at, lease.begun, lease.over) == (holding.held[3], holding.held[5], False)
+    assert (lease.expires_at, lease.acquired_at, lease.over) == (holding.held[3], holding.held[5], False)
 
 
 def test_owner_and_renewer_have_the_same_lease(holding: Holding) -> None:

@@ -57,10 +57,10 @@ def test_released_or_lost_lock_is_not_renewed() -> None:
 
 def test_renewal_ends_at_max_hold() -> None:
     renewed = lease(max_hold=60)
-    renewed.begun -= 20
-    assert renewed.begin_renewal(renewed.begun + 20) == pytest.approx(40_000, abs=1)
+    renewed.acquired_at -= 20
+    assert renewed.begin_renewal(renewed.acquired_at + 20) == pytest.approx(40_000, abs=1)
     renewed.renewing = False
-    assert renewed.begin_renewal(renewed.begun + 60) is None
+    assert renewed.begin_renewal(renewed.acquired_at + 60) is None
 
 
 def test_loss_is_noted_once() -> None:
@@ -94,12 +94,12 @@ def test_only_a_renewal_that_was_due_long_ago_is_late() -> None:
     now = clock()
     late, attached, failing, shortened, ends = (lease() for _ in range(5))
     for one in (late, attached, failing, shortened, ends):
-        one.begun, one.expires_at = now - 70, now + 9
-    attached.begun = now - 1
+        one.acquired_at, one.expires_at = now - 70, now + 9
+    attached.acquired_at = now - 1
     failing.troubled = shortened.touched = True
     ends.options = Options(auto_renew=True, max_hold=79)
     in_time = lease()
-    in_time.begun -= 60
+    in_time.acquired_at -= 60
     assert late.is_late(now)
     assert not any(one.is_late(now) for one in (in_time, attached, failing, shortened, ends))
 

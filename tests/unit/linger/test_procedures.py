@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redislock_fast._linger import procedures
-from redislock_fast._linger.procedures import Turn, acquire_in_memory, confirm_kept, listen_for_wanted, note_granted
+from redislock_fast._linger.procedures import Turn, acquire_in_memory, confirm_kept, keep_granted, listen_for_wanted
 from redislock_fast._procedures.first_request import new_call
 from redislock_fast._procedures.on_options import acquire_lock
 from redislock_fast._protocol.capabilities import Capabilities
@@ -118,7 +118,7 @@ def test_key_whose_token_names_another_connection_is_not_kept() -> None:
     cached = kept.key_cache.of(KEY)
     for source, heard_by in ((registry, registry), (TokenSource(), None)):
         assert cached.try_lock()
-        note_granted(lock, _turn_at(cached), lock._mine(), source.new_token(LISTENS), clock() + 11, registry)
+        keep_granted(lock, _turn_at(cached), lock._mine(), source.new_token(LISTENS), clock() + 11, registry)
         assert cached.lease.heard_by is heard_by
         cached.release(clock(), 1.0)
         assert (cached.lease is not None) is (heard_by is registry)

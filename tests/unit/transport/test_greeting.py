@@ -12,7 +12,7 @@ import pytest
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
 from redislock_fast._protocol.identity import read_introduction
-from redislock_fast._transport.greeting import begun, first_requests
+from redislock_fast._transport.greeting import first_requests, take_greeting
 from redislock_fast._util.tokens import TokenSource, is_of_connection
 
 UNKNOWN = hiredis.ReplyError("ERR Unknown subcommand or wrong number of arguments for 'SETINFO'")
@@ -78,13 +78,13 @@ def test_server_that_does_not_know_of_libraries_is_told_by_the_name_of_a_connect
 ) -> None:
     pipe, tokens = Pipe(), TokenSource()
     *_, (_, _, _, text) = first_requests(tokens, greets=True)
-    begun(pipe, tokens, answers(info, told))
+    take_greeting(pipe, tokens, answers(info, told))
     assert ([(b"CLIENT", b"SETNAME", text)] if expected[0] else []) == pipe.posted
     assert expected[1] is is_of_connection(tokens.identifier)
 
 
 def test_connection_that_breaks_meanwhile_is_noticed_later() -> None:
-    capabilities, ending = begun(Pipe(broken=True), TokenSource(), answers(INFO % b"", UNKNOWN))
+    capabilities, ending = take_greeting(Pipe(broken=True), TokenSource(), answers(INFO % b"", UNKNOWN))
     assert capabilities.queues
     assert ending is not None
 
@@ -92,6 +92,6 @@ def test_connection_that_breaks_meanwhile_is_noticed_later() -> None:
 def test_connection_to_a_server_that_is_asked_for_nothing_has_no_identifier_of_its_own() -> None:
     pipe, tokens = Pipe(), TokenSource()
     assert [(b"PING",)] == first_requests(tokens, greets=False)
-    capabilities, ending = begun(pipe, tokens, [b"PONG"])
+    capabilities, ending = take_greeting(pipe, tokens, [b"PONG"])
     assert (False, None, []) == (capabilities.queues, ending, pipe.posted)
     assert not is_of_connection(tokens.identifier)

@@ -86,7 +86,7 @@ class Recorder(ObserverByKind, patching.Adaptable):
     def forget(self) -> None:
         """Begin anew."""
         self._mutex = threading.RLock()
-        self._begun = clock()
+        self._began_at = clock()
         self._records = Records()
         self._orders = Orders()
         self._callers: weakref.WeakKeyDictionary[_Caller, _CallerRecord] = weakref.WeakKeyDictionary()
@@ -95,7 +95,7 @@ class Recorder(ObserverByKind, patching.Adaptable):
         """End the profile."""
         fork.generation()  # has the parent's forgotten in a child
         with self._mutex:
-            self._lasted_s = clock() - self._begun
+            self._lasted_s = clock() - self._began_at
             self.ended = True
 
     def record_wait_started(self, name: Any, serial: int) -> None:  # noqa: ARG002  # its call is recorded
@@ -179,7 +179,7 @@ class Recorder(ObserverByKind, patching.Adaptable):
                 return
             holding = caller.held.pop(serial, None) or record.held_as(serial)
             if holding is not None:
-                record.end(holding, now - holding.begun, now)
+                record.end(holding, now - holding.began_at, now)
 
     def record_loss(self, name: Any, hold_s: float, reason: LossReason) -> None:  # noqa: ARG002
         """A lock was found to be lost. Its holding ends when it is released, or acquired by another caller."""
@@ -192,7 +192,7 @@ class Recorder(ObserverByKind, patching.Adaptable):
         """What was recorded, as `Profile.as_dict` says."""
         fork.generation()  # has the parent's forgotten in a child
         with self._mutex:
-            seconds = self._lasted_s if self.ended else clock() - self._begun
+            seconds = self._lasted_s if self.ended else clock() - self._began_at
             locks = [{"name": name, **record.as_dict()} for name, record in self._records.all().items()]
             orders = self._orders.copy()
         deadlocks = [

@@ -62,18 +62,18 @@ class Holding:
     Attributes:
         name: of the lock.
         site: where it was acquired.
-        begun: when, in the clock's seconds.
+        began_at: when, in the clock's seconds.
         serial: of a permit's holding; 0 for a lock.
         ended: when it was over, as far as is known by now; None before.
     """
 
-    __slots__ = ("begun", "ended", "name", "serial", "site")
+    __slots__ = ("began_at", "ended", "name", "serial", "site")
 
-    def __init__(self, name: str, site: str, begun: float, serial: int) -> None:
+    def __init__(self, name: str, site: str, began_at: float, serial: int) -> None:
         self.serial = serial
         self.name = name
         self.site = site
-        self.begun = begun
+        self.began_at = began_at
         self.ended: float | None = None
 
 
@@ -127,7 +127,7 @@ class LockRecord:
         for holding in tuple(self._recent):  # not in the order of their ends where permits are held
             until = now if holding.ended is None else holding.ended
             if until > since:
-                self._site(holding.site).blocked_s += until - max(holding.begun, since)
+                self._site(holding.site).blocked_s += until - max(holding.began_at, since)
 
     def count(self, site: str) -> None:
         """Count an acquisition."""

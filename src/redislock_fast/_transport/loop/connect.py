@@ -15,7 +15,7 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, is_unauth
 from redislock_fast._pipe.loop_py import Pipe, new_pipe
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._queue.waiters import BROKEN, WaiterRegistry
-from redislock_fast._transport.greeting import begun, first_requests, leave_unnamed
+from redislock_fast._transport.greeting import first_requests, leave_unnamed, take_greeting
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.threads.connect import connecting_error
 from redislock_fast._util import fork
@@ -137,6 +137,6 @@ async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: 
         pipe.close()
         raise
     try:
-        return AsyncConnection(pipe, tokens, *begun(pipe, tokens, replies), end, timeout_s)
+        return AsyncConnection(pipe, tokens, *take_greeting(pipe, tokens, replies), end, timeout_s)
     finally:
         del connection, reader, writer, pipe  # see `LoopServerTransport._open`

@@ -204,7 +204,7 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
         """Drive an operation until it is finished. One coroutine does all, for speed.
 
         Args:
-            operation: a fresh state machine, or one that has `begun`.
+            operation: a fresh state machine, or one that has `first_outcome`.
             limit_s: as for `ThreadServerTransport.execute`.
             unanswered: given by a caller that cleans up and translates errors by itself: every connection on which a
                 request left without an answer is added to it.
@@ -227,8 +227,8 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
                 connection = self.connection
                 finished = False
                 try:
-                    if operation.begun is not None:
-                        (connection, *came), operation.begun = operation.begun, None
+                    if operation.first_outcome is not None:
+                        (connection, *came), operation.first_outcome = operation.first_outcome, None
                         finished = is_settled_by(operation, connection.capabilities, came)
                     if connection is None:
                         connection = await self._connect(attempts)

@@ -101,12 +101,12 @@ class _Node(ThreadServerTransport):
             return
         thread = threading.get_ident()
         self.inside.add(thread)
-        node_request.begun = (self, connection, mailbox)
+        node_request.under_way = (self, connection, mailbox)
         try:
             connection.pipe.post_many(node_request.operation.request(connection.capabilities, clock()), mailbox.put)
         except ConnectionBroken as error:
             node_request.operation.note_unanswered(error.sent)
-            node_request.begun = None
+            node_request.under_way = None
         finally:
             self.inside.discard(thread)
 
@@ -125,7 +125,7 @@ class _Node(ThreadServerTransport):
             if not self._note_trouble(attempts, connection, operation, trouble, node_request.unanswered):
                 raise
         finally:
-            node_request.begun = None
+            node_request.under_way = None
         attempts.next_pause_s()
         return False
 
@@ -142,28 +142,28 @@ class _NodeRequest:
 
     Attributes:
         unanswered: the connections on which a request left without an answer.
-        begun: where the first request is under way, and the mailbox for its replies.
+        under_way: where the first request is under way, and the mailbox for its replies.
     """
 
     def __init__(self, operation: Pipeline, route: Route) -> None:
         self.operation = operation
         self.route = route
         self.unanswered: list[Connection] = []
-        self.begun: tuple[_Node, Connection, Mailbox] | None = None
+        self.under_way: tuple[_Node, Connection, Mailbox] | None = None
 
     def visit(self, node: ThreadServerTransport) -> None:
         """Drive the operation on, at the node where it was begun, or else at this node."""
-        if self.begun is not None:
-            at, connection, mailbox = self.begun
+        if self.under_way is not None:
+            at, connection, mailbox = self.under_way
             if at.finish(self, connection, mailbox):
                 return
         node.run(self.route.exchange, self.route.left_s(), self.unanswered)
 
     def give_up(self) -> None:
         """Note that the caller stops waiting."""
-        if self.begun is not None:
+        if self.under_way is not None:
             self.operation.note_unanswered(True)
-            self.unanswered.append(self.begun[1])
+            self.unanswered.append(self.under_way[1])
 
 
 class ThreadClusterTransport(ThreadServerTransport):

@@ -20,7 +20,7 @@ from redislock_fast._pipe.base import SPIN_US, Args, ConnectionBroken, NoReply, 
 from redislock_fast._pipe.impl import compiled
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._queue.waiters import WaiterRegistry
-from redislock_fast._transport.greeting import begun, first_requests, leave_unnamed
+from redislock_fast._transport.greeting import first_requests, leave_unnamed, take_greeting
 from redislock_fast._util.patching import is_patched
 from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 from redislock_fast._util.times import clock
@@ -139,7 +139,7 @@ def open_connection(pool: redis.ConnectionPool, tokens: TokenSource, ends_at: fl
     except BaseException:
         pipe.close()
         raise
-    return Connection(connection, pipe, tokens, *begun(pipe, tokens, replies))
+    return Connection(connection, pipe, tokens, *take_greeting(pipe, tokens, replies))
 
 
 def _pipe_over(connection: Any) -> Pipe:

@@ -105,7 +105,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
         """Drive an operation until it is finished.
 
         Args:
-            operation: a fresh state machine, or one that has `begun`.
+            operation: a fresh state machine, or one that has `first_outcome`.
             limit_s: give up after so many seconds, plus `GRACE_S` for a request under way; below 0: the time ended so
                 long ago; None: the pool's `socket_timeout` and retry policy alone decide, as for any command of
                 redis-py.
@@ -142,7 +142,8 @@ class ThreadServerTransport(ServerTransport[Connection]):
         Every connection on which a request left without an answer is added to `unanswered`.
         """
         thread = threading.get_ident()
-        if operation.begun is None and thread in self.inside:  # a begun operation left before the thread was inside
+        # An operation whose first request has left did that before the thread was inside.
+        if operation.first_outcome is None and thread in self.inside:
             self.run_dedicated(operation, limit_s, unanswered)
             return
         attempts = self._attempts(limit_s)
@@ -153,8 +154,8 @@ class ThreadServerTransport(ServerTransport[Connection]):
             finished = False
             try:
                 self.inside.add(thread)
-                if operation.begun is not None:
-                    (connection, *came), operation.begun = operation.begun, None
+                if operation.first_outcome is not None:
+                    (connection, *came), operation.first_outcome = operation.first_outcome, None
                     finished = is_settled_by(operation, connection.capabilities, came)
                 if connection is None:
                     connection = self.connect(attempts.ends_at)

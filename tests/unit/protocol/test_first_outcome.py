@@ -37,7 +37,7 @@ def test_usual_reply_is_the_one_that_a_machine_takes_for_success(server: str) ->
     capabilities = capabilities_of(server)
     for operation, (request, ours) in first_requests(capabilities):
         operation.begin(request, capabilities, SENT_AT, ("link", ours, None))
-        assert ("link", ours, None) == operation.begun
+        assert ("link", ours, None) == operation.first_outcome
         assert (True, True, False) == (operation.feed(ours, capabilities), operation.result, operation.unsettled)
 
 
@@ -57,5 +57,5 @@ def test_reply_to_another_form_of_the_request_counts_as_none() -> None:
     error = ConnectionError()
     for operation, (request, ours) in began[:3]:
         operation.begin(request, capabilities, SENT_AT, ("link", ours, error))
-        assert ("link", NOT_ASKED, error) == operation.begun
+        assert ("link", NOT_ASKED, error) == operation.first_outcome
         assert operation.unsettled
