@@ -29,14 +29,14 @@ FAULTS = (
     Fault(
         "signal that came before the wait for the lock does not end it",
         "_cli/signals.py",
-        "for number in self._heard:",
+        "for number in self._received:",
         "for number in ():",
         "tests/unit/cli/test_signals.py::test_signal_that_came_before_the_wait_ends_it",
     ),
     Fault(
         "signal that came before the command is not passed on",
         "_cli/signals.py",
-        "self._heard.append(number)",
+        "self._received.append(number)",
         "pass",
         "tests/unit/cli/test_signals.py::test_signals_are_noted_in_their_order",
     ),

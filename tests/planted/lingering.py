@@ -215,8 +215,8 @@ FAULTS = (
     Fault(
         "key lingers whose token names another connection",
         "_linger/procedures.py",
-        "heard_by = registry if registry is not None and registry.identifier == identifier_of(token) else None",
-        "heard_by = registry",
+        "    if registry is not None and registry.identifier != identifier_of(token):\n",
+        "    if False:\n",
         f"{_STEPS}test_key_whose_token_names_another_connection_is_not_kept",
     ),
     Fault(
@@ -246,7 +246,7 @@ FAULTS = (
     Fault(
         "posted release is not cleaned up where its connection was replaced",
         "_linger/giving_back.py",
-        "        self.clean_up_unconfirmed(but_heard_by)\n",
+        "        self.clean_up_unconfirmed(except_of)\n",
         "",
         f"{_GIVING_BACK}test_release_without_a_reply_is_cleaned_up_once_there_is_another_connection[threads]",
     ),

@@ -144,7 +144,7 @@ FAULTS = (
     Fault(
         "server that does not answer is asked without end",
         "_redlock/health.py",
-        "return len(self.owed) >= _MOST_OWED",
+        "return len(self.unanswered) >= _MOST_UNANSWERED",
         "return False",
         "tests/integration/redlock/test_faults.py::test_frozen_server_is_not_owed_ever_more[threads-valkey]",
     ),

@@ -76,7 +76,7 @@ class _Faults(Faults):
         if keeper.dead or keeper.frozen_until_us > self._world.now_us:
             return
         if name == "wanted":
-            keeper.lingering.key_cache.hear_wanted(key)
+            keeper.lingering.key_cache.take_wanted(key)
         elif len(stage.processes) < 5:
             stage.fork(keeper)
 
@@ -337,7 +337,7 @@ class Simulation:
         lease, connection = cached.lease, keeper.connection
         registry = None if connection is None or connection.broken else connection.registry
         lingers = lease is not None and not cached.locked_by and not keeper.dead
-        if lingers and (registry is None or lease is None or lease.heard_by is not registry):
+        if lingers and (registry is None or lease is None or lease.registry is not registry):
             since_us = max(self._unheard_us.setdefault(cached, self.world.now_us), keeper.frozen_until_us)
             if self.world.now_us > since_us + _DEAF_US + self.world.slow_us:
                 self.fail(f"{keeper.name} keeps a key of which it cannot hear")

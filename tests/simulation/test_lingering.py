@@ -68,7 +68,7 @@ def _hear_nothing(self: KeyCache, key: bytes) -> None:
     """No "wanted" counts."""
 
 
-def _keep_all(self: KeyCache, but_heard_by: Any = None) -> None:
+def _keep_all(self: KeyCache, except_of: Any = None) -> None:
     """The keys of a lost connection are kept."""
 
 
@@ -110,7 +110,7 @@ _real_unlock, _real_give_up, _real_sweep = CachedKey.unlock, LocalWaiter.give_up
         (CachedKey, "unlock", _unlock_the_last, "calm", "another waiter than the first"),
         (CachedKey, "free", _free_without_a_look, "rough", "keeps a|wanted"),
         (CachedKey, "_may_pass", _pass_on_for_ever, "rough", "passes a wanted key|keeps a wanted key"),
-        (KeyCache, "hear_wanted", _hear_nothing, "calm", "too long|keeps a wanted key"),
+        (KeyCache, "take_wanted", _hear_nothing, "calm", "too long|keeps a wanted key"),
         (KeyCache, "drop_all", _keep_all, "rough", "cannot hear"),
         (LoopLingering, "forget", _remember_all, "rough", "holds, and so does|not say so|left"),
         (LocalWaiter, "give_up", _leave_without_a_word, "rough", "wait"),

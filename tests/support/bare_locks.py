@@ -116,8 +116,8 @@ class Kept:
 
 
 def lease_of(
-    now: float, timeout_s: float = 10.0, linger_s: float = 1.0, heard_by: object = "registry", token: bytes = TOKEN
+    now: float, timeout_s: float = 10.0, linger_s: float = 1.0, registry: object = "registry", token: bytes = TOKEN
 ) -> KeyLease:
     """What the server has granted in reply to a request that left now."""
     ttl_ms, linger_ms = round(1000 * timeout_s), round(1000 * linger_s)
-    return KeyLease(KEY, token, now + timeout_s + linger_s, ttl_ms, linger_ms, heard_by, now)
+    return KeyLease(KEY, token, now + timeout_s + linger_s, ttl_ms, linger_ms, registry, now)

@@ -70,10 +70,10 @@ class Guard:
 
     def run(self, lock: Lock | Permit, child: Child) -> int:
         """Wait for the command's end, and pass signals on to it meanwhile. Returns its exit code."""
-        heard: list[int] = []
+        received: list[int] = []
         while True:
             wait_s = self._look(lock, child) if self._kills else _LONGEST_WAIT_S
-            for number in heard:  # after the look: a job that is continued may have been stopped for too long
+            for number in received:  # after the look: a job that is continued may have been stopped for too long
                 self._pass_on(number, child)
             code = child.poll()
             if code is not None:
@@ -81,7 +81,7 @@ class Guard:
                     self._is_over = True
                     return code
                 wait_s = _LEFT_OTHERS_WAIT_S
-            heard = self._signals.wait(wait_s)
+            received = self._signals.wait(wait_s)
 
     def _look(self, lock: Lock | Permit, child: Child) -> float:
         """Send TERM or KILL where it is time to. Returns in how many seconds to look again at the latest."""

@@ -54,7 +54,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self._heard: list[int] = []
+        self._received: list[int] = []
         self._interrupts = False
         self._read_end, self._write_end = socket.socketpair()
         for end in (self._read_end, self._write_end):
@@ -68,7 +68,7 @@ class Signals:
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if not self._interrupts:
-            self._heard.append(number)
+            self._received.append(number)
         elif number in STOPS:
             stop()
         elif number not in _PASSIVE:
@@ -80,22 +80,22 @@ class Signals:
         """A context that a signal ends with `Interrupted`, also one that came before it; see `_PASSIVE`."""
         self._interrupts = True
         try:
-            for number in self._heard:
+            for number in self._received:
                 self._note(number, None)
-            self._heard.clear()
+            self._received.clear()
             yield
         finally:
             self._interrupts = False
 
     def wait(self, limit_s: float) -> list[int]:
         """Wait for a signal, for a child's end, for `wake`, or for so many seconds. Returns the signals in order."""
-        if not self._heard:
+        if not self._received:
             select.select([self._read_end], [], [], limit_s)
         with contextlib.suppress(BlockingIOError):
             while self._read_end.recv(4096):
                 pass
-        heard, self._heard = self._heard, []
-        return heard
+        received, self._received = self._received, []
+        return received
 
     def wake(self) -> None:
         """End `wait`. Any thread may call it."""

@@ -406,7 +406,7 @@ class Local(SimpleNamespace):
 
     @property
     def token(self) -> Any:
-        """The caller's token, and behind it the contended flag where the lock's value is known to have it."""
+        """The caller's token, and after it the contended flag where the lock's value is known to have it."""
         owner: Owner = self._owners.held()
         token = owner.token
         return token + CONTENDED_FLAG if token is not None and owner.is_contended(token) else token

@@ -82,7 +82,7 @@ class Lingering(Part[ServerType]):
         connection: Any = server.connection
         asked = []
         for lease in leases:
-            if connection is None or lease.heard_by is not connection.registry:
+            if connection is None or lease.registry is not connection.registry:
                 server.clean_up([(lease.key, lease.token) for lease in leases])
                 return
             asked.append(release_request(connection.capabilities, lease.key, lease.token, is_wanted))
@@ -158,20 +158,20 @@ class Lingering(Part[ServerType]):
             self.server.clean_up([(lease.key, lease.token) for lease in leases])
             self._unconfirmed.pop(id(leases), None)  # last, since an interrupt may come before
 
-    def clean_up_unconfirmed(self, but_heard_by: Any = None) -> None:
+    def clean_up_unconfirmed(self, except_of: Any = None) -> None:
         """Clean up the keys whose release has got no reply, but those of this registry: their connection is gone."""
         for leases in list(self._unconfirmed.values()):
-            if but_heard_by is None or leases[0].heard_by is not but_heard_by:
+            if except_of is None or leases[0].registry is not except_of:
                 self._clean_up_unconfirmed(leases)
 
-    def drop(self, but_heard_by: Any = None) -> None:
+    def drop(self, except_of: Any = None) -> None:
         """Give up what lingers, and clean up what was given back without a reply: the connection is gone.
 
         Args:
-            but_heard_by: the registry of the connection that is there now; None: there is none.
+            except_of: the registry of the connection that is there now; None: there is none.
         """
-        self.clean_up_unconfirmed(but_heard_by)
-        self.key_cache.drop_all(but_heard_by)
+        self.clean_up_unconfirmed(except_of)
+        self.key_cache.drop_all(except_of)
 
     @property
     def has_unconfirmed(self) -> bool:

@@ -300,7 +300,7 @@ class CachedKey:
         if now >= self.remembers_until:
             self.replace()
 
-    def is_heard_of(self, now: float) -> bool:
+    def is_of_interest(self, now: float) -> bool:
         """Whether others may have something to say of the key: it lingers, or is held, as far as is known."""
         lease = self.lease
         return lease is not None and (not self.locked_by or now < lease.expires_at)
@@ -362,7 +362,7 @@ class _Listener:
         self.lease = weakref.ref(lease)
         self._on_wanted = on_wanted
 
-    def hear(self) -> None:
+    def call(self) -> None:
         """Tell the holder, if it was not told."""
         lease = self.lease()
         if lease is not None and not (lease.wanted or lease.over):
@@ -375,7 +375,7 @@ class KeyCache:
 
     Args:
         give_up: gives leases back to the server in the background; the bool says whether they are known to be wanted.
-        watch: has `sweep` called from now on, and `hear_wanted` with each message, until `rests` says yes. Where that
+        watch: has `sweep` called from now on, and `take_wanted` with each message, until `rests` says yes. Where that
             is so already, it changes nothing.
         new_waiter: makes a waiter for the local lock of a key.
 
@@ -445,9 +445,9 @@ class KeyCache:
         """Tell the holder of this key, if it listens, that another caller wants it."""
         listener = self._listeners.get(key)
         if listener is not None:
-            listener.hear()
+            listener.call()
 
-    def hear_wanted(self, key: bytes) -> None:
+    def take_wanted(self, key: bytes) -> None:
         """Note that another process wants a key. A key that lingers is given up at once."""
         self.ask_holder(key)
         cached = self._keys.get(key)
@@ -458,7 +458,7 @@ class KeyCache:
             cached.wanted_at = now
         cached.if_free(cached.give_up_idle)
 
-    def hear_give_up(self, key: bytes, token: bytes) -> None:
+    def take_give_up(self, key: bytes, token: bytes) -> None:
         """Release a lock that an operator takes from its holder. Before that, no caller can take it in memory."""
         cached = self._keys.get(key)
         lease = None if cached is None else cached.lease
@@ -502,18 +502,18 @@ class KeyCache:
                 if now >= cached.overdue_at():
                     cached.replace()
             elif cached.locked_by:
-                is_used = is_used or cached.is_heard_of(now)
+                is_used = is_used or cached.is_of_interest(now)
             elif cached.lease is not None and cached.idle_until > now:
                 is_used = True
             else:
                 cached.if_free(partial(cached.take_out, due, now))
         return is_used
 
-    def drop_all(self, but_heard_by: Any = None) -> None:
+    def drop_all(self, except_of: Any = None) -> None:
         """Give up what lingers, but what this registry hears of. What is held is given up by its release."""
         for cached in list(self._keys.values()):
             lease = cached.lease
-            if lease is None or (but_heard_by is not None and lease.heard_by is but_heard_by):
+            if lease is None or (except_of is not None and lease.registry is except_of):
                 continue
             if not cached.if_free(cached.drop):
                 lease.let_go()
@@ -529,7 +529,7 @@ class KeyCache:
     def _needs_watching(self) -> bool:
         now = clock()
         return len(self._listeners) > 0 or any(
-            cached.waiters or cached.is_heard_of(now) for cached in list(self._keys.values())
+            cached.waiters or cached.is_of_interest(now) for cached in list(self._keys.values())
         )
 
     def rests(self) -> bool:

@@ -46,7 +46,7 @@ class KeyLease:
         expires_at: when the key expires on the server at the earliest, in the clock's seconds.
         ttl_ms: the ttl of the lock's holder, in milliseconds.
         linger_ms: for how much longer the key lives, in milliseconds.
-        heard_by: the waiter registry that hears when the key is wanted; None: no registry does, so it is not kept.
+        registry: the waiter registry that hears when the key is wanted; None: no registry does, so it is not kept.
         began_at: when the key was granted, in the clock's seconds.
 
     Attributes:
@@ -64,9 +64,9 @@ class KeyLease:
         "deadline",
         "expires_at",
         "fences",
-        "heard_by",
         "keep_until",
         "key",
+        "registry",
         "releases",
         "reports",
         "take_until",
@@ -81,7 +81,7 @@ class KeyLease:
         expires_at: float,
         ttl_ms: int,
         linger_ms: int,
-        heard_by: object,
+        registry: object,
         began_at: float,
     ) -> None:
         self.key = key
@@ -90,9 +90,9 @@ class KeyLease:
         self.reports: tuple[Metrics, str | bytes] | None = None
         self.releases = 0
         self.ttl_ms = ttl_ms
-        self.heard_by = heard_by
+        self.registry = registry
         self.began_at = began_at
-        self.keep_until = -math.inf if heard_by is None else began_at + LONGEST_KEPT_S
+        self.keep_until = -math.inf if registry is None else began_at + LONGEST_KEPT_S
         self._margin_s, self._lead_s = drift_s((ttl_ms + linger_ms) / 1000), _lead_s(ttl_ms)
         self.set_end(expires_at)
 

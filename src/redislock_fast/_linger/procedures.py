@@ -127,7 +127,7 @@ class Linger:
     def end_listening(self, lock: LockBase, lease: Lease) -> None:
         key_cache_of(lock).end_listening(lease)
 
-    def hears(self, lock: LockBase) -> bool:
+    def listens(self, lock: LockBase) -> bool:
         return registry_of(lock) is not None
 
 
@@ -150,8 +150,8 @@ def registry_of(lock: LockBase) -> WaiterRegistry | None:
     if connection is None or registry is None or connection.pipe.broken or registry.channel_of(lock._key) is None:
         return None
     cache: KeyCache = (server.lingering or _begin_at(lock, server)).key_cache
-    registry.on_wanted = cache.hear_wanted
-    registry.on_give_up = cache.hear_give_up
+    registry.on_wanted = cache.take_wanted
+    registry.on_give_up = cache.take_give_up
     return registry
 
 
@@ -249,7 +249,7 @@ def acquire_in_memory(lock: LockBase, call: Call, turn: Turn | None = None) -> S
         has_lock = False
     is_own = call.own_token is None and lock._has_own_hooks()
     if not has_lock and not (is_own and (yield from listen_for_wanted(lock, limit))):
-        key_cache_of(lock).hear_wanted(lock._key)  # a hook may poll
+        key_cache_of(lock).take_wanted(lock._key)  # a hook may poll
         return (yield from acquire_until(lock, call))
     if turn is None or not has_lock:
         turn = Turn()
@@ -398,7 +398,7 @@ def confirm_kept(lock: LockBase, turn: Turn, owner: Owner, limit: Limit) -> Step
         raise
     if confirm.result:
         expires_at = confirm.sent_at + ttl_ms / 1000
-        cached.lease = new_lease(lock, lease.token, expires_at, lease.heard_by, lease.began_at)
+        cached.lease = new_lease(lock, lease.token, expires_at, lease.registry, lease.began_at)
         cached.lease.fences = lease.fences
         hold_cached(lock, turn, cached, cached.lease, owner, min(clock(), cached.lease.take_until))
         return True
@@ -407,8 +407,8 @@ def confirm_kept(lock: LockBase, turn: Turn, owner: Owner, limit: Limit) -> Step
     return False
 
 
-def new_lease(lock: LockBase, token: bytes, expires_at: float, heard_by: object, began_at: float) -> KeyLease:
-    lease = KeyLease(lock._key, token, expires_at, lock._ttl_ms or 0, lock._linger_ms or 0, heard_by, began_at)
+def new_lease(lock: LockBase, token: bytes, expires_at: float, registry: object, began_at: float) -> KeyLease:
+    lease = KeyLease(lock._key, token, expires_at, lock._ttl_ms or 0, lock._linger_ms or 0, registry, began_at)
     if lock._options is not None and lock._options.metrics is not None:
         lease.reports = lock._options.metrics, lock._name
     return lease
@@ -439,12 +439,13 @@ def keep_granted(
         expires_at: when the key expires on the server at the earliest, in the clock's seconds.
         registry: of the connection for the key; where the token is not of that connection, "wanted" is not heard.
     """
-    heard_by = registry if registry is not None and registry.identifier == identifier_of(token) else None
+    if registry is not None and registry.identifier != identifier_of(token):
+        registry = None
     cached = turn.cached
     assert cached is not None
     cached.cache.shortest_s = min(cached.cache.shortest_s, (lock._linger_ms or 0) / 1000)
     now = clock()
-    cached.lease = lease = new_lease(lock, token, expires_at, heard_by, now)
+    cached.lease = lease = new_lease(lock, token, expires_at, registry, now)
     hold_cached(lock, turn, cached, lease, owner, min(now, lease.take_until))
     if not cached.cache.is_watched:  # it may be taken from its holder
         cached.cache.watch()

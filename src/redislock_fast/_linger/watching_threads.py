@@ -242,12 +242,12 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
             self.drop(None if connection is None else connection.registry)
         if self._mailbox is not None and connection.pipe.silence_s < _BUSY_S:
             time.sleep(_BUSY_S)
-        elif self._mailbox is None or self._hear_keys(limit_s) is BROKEN:
+        elif self._mailbox is None or self._read_keys(limit_s) is BROKEN:
             self._mailbox = None
             self.drop()
             time.sleep(limit_s)
 
-    def _hear_keys(self, limit_s: float) -> object:
+    def _read_keys(self, limit_s: float) -> object:
         try:
             return self.server.wait_for_message(self._mailbox, limit_s)
         except Exception:  # a bug of ours must not end the watching

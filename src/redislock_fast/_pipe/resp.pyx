@@ -223,7 +223,7 @@ cdef object plain_object(Plain plain):
 
 
 cdef Py_ssize_t bulk_size(const char* data, Py_ssize_t size, Py_ssize_t* at) noexcept nogil:
-    """The size of the bulk string at `at`, which moves behind it; -1 where there is none, or not all of it."""
+    """The size of the bulk string at `at`, which moves past it; -1 where there is none, or not all of it."""
     cdef Py_ssize_t place = at[0] + 1
     cdef Py_ssize_t found = 0
     if place > size or data[place - 1] != 36:  # "$"

@@ -110,7 +110,7 @@ cdef struct Slot:
     Py_ssize_t wanted          # reader, once queued; the number of replies still to come, without the last one
     PyObject* subscription     # fixed once queued; the request, where that may be a (S)SUBSCRIBE; else NULL
     unsigned long long begins  # mutex; the offset of its first byte in all that was ever queued
-    unsigned long long ends    # mutex; the offset behind its last byte
+    unsigned long long ends    # mutex; the offset after its last byte
     SlotState state            # mutex; the reader reads its own slot's without, since it alone changes it
     Plain plain                # as reply
     bint enters                # mutex, until wake is released; then the owner. It is woken, and has not yet had the GIL

@@ -199,7 +199,7 @@ class Lingers(Protocol):
     def end_listening(self, lock: LockBase, lease: Lease) -> None:
         """Do not tell the holder of this lease any more."""
 
-    def hears(self, lock: LockBase) -> bool:
+    def listens(self, lock: LockBase) -> bool:
         """Whether the process hears when another one wants the lock, as far as is known without a request."""
 
 
@@ -797,7 +797,7 @@ class LockBase:
         if self._linger_ms is None or not self._has_own_hooks():
             return False
         held = self._held()
-        return held.cached is not None or (held.token is None and self._linger.hears(self))
+        return held.cached is not None or (held.token is None and self._linger.listens(self))
 
     # ---- copying ----
 

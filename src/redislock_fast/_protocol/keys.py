@@ -1,7 +1,7 @@
 """The names that belong to a lock: the keys of its queue and its fence, and the channels of its waiters.
 
 All are in the hash slot of their lock, as a cluster requires. Slots follow the cluster specification: where a key has a
-"{" with a "}" behind it, and anything in between, that part alone is hashed.
+"{" with a "}" after it, and anything in between, that part alone is hashed.
 """
 
 from __future__ import annotations

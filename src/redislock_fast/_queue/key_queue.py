@@ -102,7 +102,7 @@ class KeyQueue(Generic[AnyWaiter]):
     def concerned(self) -> list[AnyWaiter]:
         """The waiters that ask when the key has changed: those in the queue have the poller ask for them.
 
-        A waiter whose posted request has no reply yet hears from that.
+        A waiter whose posted request has no reply yet learns it from that.
         """
         return [
             waiter

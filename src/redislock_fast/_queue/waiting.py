@@ -276,7 +276,7 @@ class Waiting:
             oldest = waiter.oldest() if outcome is _DUE else None
 
     def _refused(self, waiter: Waiter, wait: JoinQueue) -> Steps:
-        """Go on where the server does not execute the request, or may execute it yet. Returns the outcome."""
+        """Go on where the server does not execute the request, or may still execute it. Returns the outcome."""
         if wait.denied == MOVING:
             return (yield from self._trying(waiter))
         if wait.unsettled:  # it is cleaned up

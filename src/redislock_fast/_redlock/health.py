@@ -2,8 +2,8 @@
 
 A `ServerHealth` belongs to a server transport, and so to all Redlocks of its client in this process or event loop.
 
-Thread safety: any thread assigns an attribute as a whole; `owed` is changed by atomic methods of set alone. All
-attributes but `owed` are hints.
+Thread safety: any thread assigns an attribute as a whole; `unanswered` is changed by atomic methods of set alone. All
+attributes but `unanswered` are hints.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redislock_fast._util.times import MOST_FAILURES
 
 __all__ = ["ServerHealth", "health_of"]
 
-_MOST_OWED = 64
+_MOST_UNANSWERED = 64
 _CHANCE_S = 0.0005
 _FADING = 0.998  # in a round: a wait of a millisecond fades after 350 rounds
 _BACK_OFF_S = 0.05
@@ -31,7 +31,7 @@ class ServerHealth:
         silent: a wait for the server has failed, and it has not answered since.
         slowness: how long it was waited for lately, in whole half milliseconds.
         asked: the votes of an event loop that are to be told when the connection breaks.
-        owed: the votes without a verdict for which no caller waits any more.
+        unanswered: the votes without a verdict for which no caller waits any more.
         trouble: why there was no connection at the last try; None while it is tried, and once there is one.
         opening: the thread or task that connects; None before the first.
         retry_at: when to try again, in the clock's seconds.
@@ -44,7 +44,7 @@ class ServerHealth:
         self._failures = 0
         self._renew(None)
 
-    def meet(self, capabilities: Capabilities) -> bool:
+    def use_connection(self, capabilities: Capabilities) -> bool:
         """Begin anew on another connection. Its capabilities identify it: a reference would keep the old one alive."""
         if capabilities is self.capabilities:
             return False
@@ -57,7 +57,7 @@ class ServerHealth:
         self.slowness = 0
         self._waited_s = 0.0
         self.asked: set[Any] = set()
-        self.owed: set[Any] = set()
+        self.unanswered: set[Any] = set()
 
     def note_wait(self, waited_s: float | None) -> None:
         """Note for how long the server was waited for in a round, in seconds; None: its vote was not needed.
@@ -76,7 +76,7 @@ class ServerHealth:
     @property
     def is_full(self) -> bool:
         """Whether the server owes more replies than one that keeps up."""
-        return len(self.owed) >= _MOST_OWED
+        return len(self.unanswered) >= _MOST_UNANSWERED
 
     def backs_off(self, now: float) -> bool:
         """Whether the last failure to connect is too recent for another try."""

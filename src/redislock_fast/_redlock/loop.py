@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from redislock_fast._protocol.steps import Steps
-from redislock_fast._redlock.quorum import Quorum, Vote, Voting, insist, meet
+from redislock_fast._redlock.quorum import Quorum, Vote, Voting, resend, use_connection
 from redislock_fast._redlock.rounds import MajorityRound
 from redislock_fast._transport.loop.driver import drive
 from redislock_fast._transport.loop.server import LoopServerTransport
@@ -58,8 +58,8 @@ class _LoopVote(Vote):
         server.leave_if_broken()
         connection = server.connection
         if connection is not None:
-            if meet(server, connection):
-                broken = partial(_break, self._server, health.asked, health.owed)
+            if use_connection(server, connection):
+                broken = partial(_break, self._server, health.asked, health.unanswered)
                 connection.pipe.closed.add_done_callback(broken)
             if health.silent:
                 server.leave_if_silent(connection)
@@ -151,12 +151,12 @@ class _LoopVoting(Voting[_LoopVote]):
         super()._end()
 
 
-def _break(server_ref: weakref.ref[Any], asked: set[_LoopVote], owed: set[Vote], _: object) -> None:
-    """Handle the end of the connection on which these votes were asked for, or are owed."""
+def _break(server_ref: weakref.ref[Any], asked: set[_LoopVote], unanswered: set[Vote], _: object) -> None:
+    """Handle the end of the connection on which these votes were asked for, or have no reply."""
     server = server_ref()
     if server is None or server.has_ended:
         return
-    insist(server, owed)
+    resend(server, unanswered)
     for vote in list(asked):
         asked.discard(vote)
         if vote.is_open:

@@ -4,7 +4,7 @@ A `Voting` is one or several majority rounds under way. It has a `Vote` for each
 round's requests to the server and takes the replies. Nothing here waits: `threads.py` and `loop.py` do.
 
 A caller stops waiting as soon as the outcome of its rounds is certain. The votes that are missing then are still taken
-when they come, and those without a reply are kept in `ServerHealth.owed`.
+when they come, and those without a reply are kept in `ServerHealth.unanswered`.
 
 Thread safety: the caller posts a `Vote`, and the reader of the connection gives it the reply. `listener` is
 assigned before the caller looks at the votes, and read after the reader has noted one, so no verdict is missed. A
@@ -31,7 +31,7 @@ from redislock_fast._redlock.rounds import MajorityRound
 from redislock_fast._transport.base import ServerTransport
 from redislock_fast._util.times import clock
 
-__all__ = ["Quorum", "Vote", "VoteType", "Voting", "asking", "insist", "meet"]
+__all__ = ["Quorum", "Vote", "VoteType", "Voting", "asking", "resend", "use_connection"]
 
 _TRIES = 2
 """A request is sent once more: only a request that fails shows that the server has closed an idle connection."""
@@ -132,7 +132,7 @@ class Vote:
                 with contextlib.suppress(ConnectionBroken):  # the caller is told of that
                     connection.pipe.post(self.round.request(self.index, capabilities), self.answer)
                 return
-        self.health.owed.discard(self)
+        self.health.unanswered.discard(self)
         listener = self.listener
         if listener is not None:
             listener.put(None)
@@ -150,9 +150,9 @@ class Vote:
     def leave(self) -> None:
         """The caller stops waiting."""
         if self.connections and self.round.awaits(self.index):
-            self.health.owed.add(self)
+            self.health.unanswered.add(self)
             if self.has_voted:  # meanwhile
-                self.health.owed.discard(self)
+                self.health.unanswered.discard(self)
         self.connections = ()
         self.connection = self.listener = None
 
@@ -247,20 +247,20 @@ class Voting(Generic[VoteType]):
                 server.clean_up([entry])
 
 
-def meet(server: ServerTransport[Any], connection: Any) -> bool:
+def use_connection(server: ServerTransport[Any], connection: Any) -> bool:
     """Note the connection that a round is about to use. Returns whether it is a new one."""
     health = health_of(server)
-    owed = health.owed
-    if not health.meet(connection.capabilities):
+    unanswered = health.unanswered
+    if not health.use_connection(connection.capabilities):
         return False
-    insist(server, owed)  # owed on the old connection, where no reply comes any more
+    resend(server, unanswered)  # on the old connection, where no reply comes any more
     return True
 
 
-def insist(server: ServerTransport[Any], owed: set[Vote]) -> None:
+def resend(server: ServerTransport[Any], unanswered: set[Vote]) -> None:
     """Do the releases again in the background whose connection broke before their replies came."""
-    while owed:
-        vote = owed.pop()
+    while unanswered:
+        vote = unanswered.pop()
         if vote.round.insists and not vote.has_voted:
             operation = vote.round.operations[vote.index]
             server.clean_up([(operation.key, operation.token)])

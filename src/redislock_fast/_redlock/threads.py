@@ -24,7 +24,7 @@ from typing import Any
 from redislock_fast._pipe.base import ConnectionBroken, Mailbox, NoReply
 from redislock_fast._protocol.steps import Steps
 from redislock_fast._redlock.health import health_of
-from redislock_fast._redlock.quorum import Quorum, Vote, Voting, insist, meet
+from redislock_fast._redlock.quorum import Quorum, Vote, Voting, resend, use_connection
 from redislock_fast._redlock.rounds import MajorityRound
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.driver import drive
@@ -77,7 +77,7 @@ class ThreadQuorum(Quorum):
         finally:
             for inside in entered:
                 inside.discard(thread)
-        self._ask_apart(rounds)
+        self._ask_separately(rounds)
 
     def _hold(self, rounds: Sequence[MajorityRound]) -> None:
         try:
@@ -87,19 +87,19 @@ class ThreadQuorum(Quorum):
             if any(round_.insists for round_ in rounds):
                 self._late_replies.expect(self._transports)
 
-    def _ask_apart(self, rounds: Sequence[MajorityRound]) -> None:
+    def _ask_separately(self, rounds: Sequence[MajorityRound]) -> None:
         """Hold rounds on connections of their own: this is a signal handler or a finalizer inside of another call.
 
         This very thread may be the reader of the shared connections, which cannot go on meanwhile.
         """
-        apart = [server.apart() for server in self._transports]
+        separate = [server.separate() for server in self._transports]
         try:
-            ThreadQuorum(apart).ask(*rounds)
+            ThreadQuorum(separate).ask(*rounds)
         finally:
-            for server in apart:
+            for server in separate:
                 server.close()
             for round_ in rounds:
-                for index in filter(round_.awaits, range(len(apart))):
+                for index in filter(round_.awaits, range(len(separate))):
                     round_.lose(index, True)
                 self._clean_up_rest(round_)  # the temporary transports are closed by then
 
@@ -118,14 +118,14 @@ def _collect(servers: Sequence[ThreadServerTransport], voting: Voting[Vote]) -> 
         for vote in votes:
             if vote.connection is None:
                 _post(servers[vote.index], vote, connect_s, voting.ends_at)
-        in_vain: set[int] = set()  # a server that owes several votes is waited for once
+        silent: set[int] = set()  # a server that owes several votes is waited for once
         for vote in votes:
-            if vote.connection is None or vote.index in in_vain:
+            if vote.connection is None or vote.index in silent:
                 continue
             if vote.round.decided or vote.has_voted:
                 vote.health.note_wait(None)
             elif not _wait(vote, slice_s, voting.ends_at):
-                in_vain.add(vote.index)
+                silent.add(vote.index)
         votes = voting.awaited()
         if not votes:
             return
@@ -147,7 +147,7 @@ def _post(server: ThreadServerTransport, vote: Vote, connect_s: float, ends_at: 
             vote.skip(health.trouble)
         return
     if health.capabilities is not connection.capabilities:
-        meet(server, connection)
+        use_connection(server, connection)
     if connection.pipe.silence_s > _STALE_AFTER_S or health.is_full:
         _read(server, connection)
         if vote.must_wait or (health.silent and not connect_s and not vote.round.insists):
@@ -158,7 +158,7 @@ def _post(server: ThreadServerTransport, vote: Vote, connect_s: float, ends_at: 
 def _read(server: ThreadServerTransport, connection: Connection) -> None:
     """Read what has come, also the end of the stream, without waiting."""
     server.wait_for_message(connection.pipe.mailbox(), 0.0)
-    if health_of(server).owed:  # else it is silent because it was asked for nothing
+    if health_of(server).unanswered:  # else it is silent because it was asked for nothing
         server.leave_if_silent(connection)
 
 
@@ -248,8 +248,8 @@ class _LateReplies(patching.Adaptable):
             self._start()
 
     def expect(self, servers: Sequence[ThreadServerTransport]) -> None:
-        """Read what has come, and have a thread read the replies that are still owed."""
-        if any(health_of(server).owed for server in servers):
+        """Read what has come, and have a thread read the replies that are still missing."""
+        if any(health_of(server).unanswered for server in servers):
             self._until = clock() + _LINGER_S
             reading = self._reading
             # Starting a thread takes longer than a whole release.
@@ -277,7 +277,7 @@ class _LateReplies(patching.Adaptable):
 
 def _owes(server: ThreadServerTransport | None) -> bool:
     """Read what has come, and send again the releases whose connection broke. Returns whether replies are missing."""
-    if server is None or not health_of(server).owed:
+    if server is None or not health_of(server).unanswered:
         return False
     connection = server.connection
     if connection is not None:
@@ -285,7 +285,7 @@ def _owes(server: ThreadServerTransport | None) -> bool:
         server.leave_if_broken()
     connection = server.connection
     if connection is None:
-        insist(server, health_of(server).owed)
+        resend(server, health_of(server).unanswered)
     else:
-        meet(server, connection)
-    return bool(health_of(server).owed)
+        use_connection(server, connection)
+    return bool(health_of(server).unanswered)

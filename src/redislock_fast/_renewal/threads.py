@@ -206,7 +206,7 @@ class Renewer(patching.Adaptable):
 
     @staticmethod
     def report_loss_elsewhere(lease: Lease, reason: LossReason) -> None:
-        """Call `on_lost` for a loss apart from the caller, for which it may wait."""
+        """Call `on_lost` for a loss without the caller, for which it may wait."""
         report_losses_in_threads([LeaseLoss(lease, reason)])
 
     @patching.own_thread

@@ -65,8 +65,8 @@ def samples(
         waiter.release()
     for mode in ({"wait": "poll", "sleep": 0.01}, {"linger": FAR_S}):
         holders.hold(valkey.port, "other", **LATE)
-        in_vain = holders.make(valkey.port, "other", timeout=FAR_S, **mode)
-        assert in_vain.call("acquire", blocking_timeout=HEARD_S) is False
+        silent = holders.make(valkey.port, "other", timeout=FAR_S, **mode)
+        assert silent.call("acquire", blocking_timeout=HEARD_S) is False
         connect(valkey.port).flushdb()
     connect(valkey.port).rpush("no lock", 1)
     with pytest.raises(redis.ResponseError):

@@ -150,10 +150,10 @@ def _give_back(transport: Any) -> Any:
     """Let a key linger that its connection has granted, and give it up. Returns the connection."""
     connection = transport.connection
     cached = transport.lingering.key_cache.of(KEY)
-    cached.lease = lease_of(clock(), heard_by=connection)
+    cached.lease = lease_of(clock(), registry=connection)
     transport.lingering.key_cache.watch()
     transport.look()
-    transport.lingering.key_cache.hear_wanted(KEY)
+    transport.lingering.key_cache.take_wanted(KEY)
     return connection
 
 
@@ -182,7 +182,7 @@ def test_release_without_a_reply_is_cleaned_up_once_the_connection_is_gone(trans
 
 
 def test_what_another_connection_has_granted_is_cleaned_up(transport: Any) -> None:
-    transport.lingering.key_cache.of(KEY).lease = lease_of(clock(), heard_by="another registry")
+    transport.lingering.key_cache.of(KEY).lease = lease_of(clock(), registry="another registry")
     transport.lingering.key_cache.drop_all()
     assert transport.cleaned_up == [(KEY, TOKEN)]
     assert transport.connection.posted == []
@@ -190,7 +190,7 @@ def test_what_another_connection_has_granted_is_cleaned_up(transport: Any) -> No
 
 def test_forked_child_leaves_the_keys_to_its_parent(transport: Any) -> None:
     connection = _give_back(transport)
-    transport.lingering.key_cache.of(KEY).lease = lease_of(clock(), heard_by=connection)
+    transport.lingering.key_cache.of(KEY).lease = lease_of(clock(), registry=connection)
     transport.lingering.forget()
     transport.lingering.key_cache.drop_all()
     transport.lingering.clean_up_unconfirmed()
@@ -205,7 +205,7 @@ def test_release_that_has_no_reply_yet_is_watched(transport: Any) -> None:
     cached = transport.lingering.key_cache.of(KEY)
     assert cached.try_lock()
     assert transport.lingering.key_cache.rests()
-    cached.lease = lease_of(clock(), heard_by=connection)
+    cached.lease = lease_of(clock(), registry=connection)
     cached.drop()
     cached.free()
     assert transport.lingering.has_unconfirmed
@@ -223,7 +223,7 @@ def test_keys_are_given_up_where_no_thread_can_be_started(is_entered: bool, monk
     for name in (b"first", b"second"):
         cached = transport.lingering.key_cache.of(name)
         assert cached.try_lock()
-        cached.lease = lease_of(clock(), heard_by=transport.connection)
+        cached.lease = lease_of(clock(), registry=transport.connection)
         cached.release(clock(), linger_s=1.0)
     assert len(transport.connection.posted) == 2
     assert not transport.lingering.key_cache.is_watched
@@ -252,7 +252,7 @@ class _Asleep:
     def give_back(self) -> None:
         cached = self.transport.lingering.key_cache.of(KEY)
         assert cached.try_lock()
-        cached.lease = lease_of(clock(), heard_by=self.transport.connection)
+        cached.lease = lease_of(clock(), registry=self.transport.connection)
         cached.drop()
         cached.free()
 
@@ -261,7 +261,7 @@ def test_thread_that_sleeps_is_woken_by_the_next_key_that_lingers(monkeypatch: p
     asleep = _Asleep(monkeypatch, PATIENCE_S)
     cached = asleep.transport.lingering.key_cache.of(KEY)
     assert cached.try_lock()
-    cached.lease = lease_of(clock(), heard_by=asleep.transport.connection)
+    cached.lease = lease_of(clock(), registry=asleep.transport.connection)
     cached.release(clock(), linger_s=1.0)
     assert asleep.goes_on.result(PATIENCE_S) is True
     assert asleep.transport.lingering.key_cache.is_watched
@@ -319,7 +319,7 @@ def test_end_of_a_program_waits_for_what_the_watching_has_just_taken_out(monkeyp
     transport = _OfThreads()
     connection = transport.connection
     cached = transport.lingering.key_cache.of(KEY)
-    cached.lease = lease_of(clock(), heard_by=connection)
+    cached.lease = lease_of(clock(), registry=connection)
     give_up = transport.lingering.key_cache.give_up
     taken_out, may_give_up = threading.Event(), threading.Event()
 
@@ -378,9 +378,9 @@ def test_release_is_sent_again_where_the_server_does_not_know_the_script(transpo
 def test_release_on_a_connection_that_ends_before_the_keys_are_watched_is_cleaned_up(transport: Any) -> None:
     connection = transport.connection
     cached = transport.lingering.key_cache.of(KEY)
-    cached.lease = lease_of(clock(), heard_by=connection)
+    cached.lease = lease_of(clock(), registry=connection)
     transport.lingering.key_cache.watch()
-    transport.lingering.key_cache.hear_wanted(KEY)
+    transport.lingering.key_cache.take_wanted(KEY)
     transport.connection = None
     transport.look()
     assert transport.cleaned_up == [(KEY, TOKEN)]
@@ -394,7 +394,7 @@ def test_key_is_given_back_after_an_interrupt_at_any_line_of_the_watching(transp
         number += 1
         transport.connection, transport.cleaned_up = _Connection(), []
         cached = transport.lingering.key_cache.of(KEY)
-        cached.lease = lease_of(clock(), heard_by=transport.connection)
+        cached.lease = lease_of(clock(), registry=transport.connection)
         cached.idle_until = clock() - 1
         transport.lingering._sweeps_at = 0.0
         transport.lingering.key_cache.watch()
@@ -411,7 +411,7 @@ def test_key_is_given_back_after_an_interrupt_at_any_line_of_the_watching(transp
 def test_release_that_was_begun_twice_reports_no_loss(transport: Any, caplog: pytest.LogCaptureFixture) -> None:
     connection = transport.connection
     cached = transport.lingering.key_cache.of(KEY)
-    lease = cached.lease = lease_of(clock(), heard_by=connection)
+    lease = cached.lease = lease_of(clock(), registry=connection)
     assert cached.try_lock()
     cached.drop()
     cached.lease = lease  # as an interrupt leaves it

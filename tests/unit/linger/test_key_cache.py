@@ -152,14 +152,14 @@ def test_all_waiters_that_stay_are_found_while_others_leave(kept: Kept) -> None:
 
 def test_key_that_is_wanted_while_it_lingers_is_given_up_at_once(kept: Kept, clock: _Clock) -> None:
     cached = _lingering(kept, clock)
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
     assert [(lease.token, is_wanted) for lease, is_wanted in kept.given_up] == [(TOKEN, True)]
     assert (cached.lease, cached.wanted_at, cached.locked_by) == (None, None, {})
 
 
 def test_key_that_is_wanted_while_it_is_held_is_given_up_by_its_release(kept: Kept, clock: _Clock) -> None:
     cached = _held(kept, clock)
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
     assert kept.given_up == []
     cached.release(clock.now, LINGER_S)
     assert [is_wanted for _, is_wanted in kept.given_up] == [True]
@@ -169,32 +169,32 @@ def test_key_that_is_wanted_while_it_is_held_is_given_up_by_its_release(kept: Ke
 def test_key_that_is_wanted_while_it_is_asked_for_is_given_up_by_its_release(kept: Kept, clock: _Clock) -> None:
     cached = kept.key_cache.of(KEY)
     assert cached.try_lock()
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
     cached.lease = lease_of(clock.now)
     cached.release(clock.now, LINGER_S)
     assert [is_wanted for _, is_wanted in kept.given_up] == [True]
 
 
 def test_key_that_is_not_here_cannot_be_wanted(kept: Kept) -> None:
-    kept.key_cache.hear_wanted(b"another")
+    kept.key_cache.take_wanted(b"another")
     cached = kept.key_cache.of(KEY)
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
     assert (cached.wanted_at, kept.given_up) == (None, [])
 
 
 def test_wanted_that_is_heard_twice_counts_from_the_first_time(kept: Kept, clock: _Clock) -> None:
     cached = _held(kept, clock)
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
     began = clock.now
     clock.now += 0.003
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
     assert cached.wanted_at == began
 
 
 def test_acquire_that_fails_leaves_no_wanted_behind(kept: Kept, clock: _Clock) -> None:
     cached = kept.key_cache.of(KEY)
     assert cached.try_lock()
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
     cached.free()
     assert cached.wanted_at is None
 
@@ -203,7 +203,7 @@ def test_wanted_key_is_passed_on_sixteen_times(kept: Kept, clock: _Clock) -> Non
     cached = _held(kept, clock)
     waiters = _joined(cached, 30)
     cached.release(clock.now, LINGER_S)  # before: does not count
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
     for _ in range(16):
         assert kept.given_up == []
         cached.release(clock.now, LINGER_S)
@@ -220,7 +220,7 @@ def test_wanted_key_is_passed_on_for_five_milliseconds(
 ) -> None:
     cached = _held(kept, clock)
     _joined(cached, 3)
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
     clock.now += after_s
     cached.release(clock.now, LINGER_S)
     assert len(kept.given_up) == given_up
@@ -243,7 +243,7 @@ def test_key_is_given_up_once_a_second_though_nobody_has_said_that_it_is_wanted(
 def _want_while_idle(kept: Kept, clock: _Clock) -> float:
     """Let a key linger and be wanted. Returns for how long it is not kept then, in seconds."""
     cached = _lingering(kept, clock)
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
     assert cached.lease is None
     return cached.keeps_from - clock.now
 
@@ -273,7 +273,7 @@ def test_key_that_is_not_kept_is_passed_on_all_the_same(kept: Kept, clock: _Cloc
 
 def test_key_that_was_wanted_while_it_was_held_is_kept_the_next_time(kept: Kept, clock: _Clock) -> None:
     cached = _held(kept, clock)
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
     cached.release(clock.now, LINGER_S)
     assert _is_kept(kept, clock)
 
@@ -357,7 +357,7 @@ def test_keys_of_a_lost_connection_are_given_up_and_held_ones_by_their_release(k
 
 def test_keys_of_another_connection_are_given_up_alone(kept: Kept, clock: _Clock) -> None:
     mine = kept.key_cache.of(b"mine")
-    mine.lease = lease_of(clock.now, heard_by="this one")
+    mine.lease = lease_of(clock.now, registry="this one")
     cached = _lingering(kept, clock)
     kept.key_cache.drop_all("this one")
     assert (mine.lease is None, cached.lease is None) == (False, True)
@@ -372,7 +372,7 @@ def test_forked_child_has_no_keys(kept: Kept, clock: _Clock) -> None:
 
 def test_key_that_no_registry_hears_of_is_not_kept(kept: Kept, clock: _Clock) -> None:
     cached = _held(kept, clock)
-    cached.lease = lease_of(clock.now, heard_by=None)
+    cached.lease = lease_of(clock.now, registry=None)
     cached.release(clock.now, LINGER_S)
     assert len(kept.given_up) == 1
 

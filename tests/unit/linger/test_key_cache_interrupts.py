@@ -56,7 +56,7 @@ def _wait_in_turn(kept: Kept) -> None:
 
 def _hear_wanted(kept: Kept) -> None:
     kept.keep(lease_of(clock()), clock() + 1)
-    kept.key_cache.hear_wanted(KEY)
+    kept.key_cache.take_wanted(KEY)
 
 
 def _drop_all(kept: Kept) -> None:

@@ -104,7 +104,7 @@ class _Scene:
     def hear(self) -> None:
         """Hear that another process wants the key."""
         self.has_heard = True
-        self.kept.key_cache.hear_wanted(KEY)
+        self.kept.key_cache.take_wanted(KEY)
 
     def sweep(self, after_s: float = 60.0) -> None:
         """Look after the keys, some time later."""
@@ -128,7 +128,7 @@ class _Scene:
     def take_from_holder(self) -> None:
         """An operator takes the key from its holder."""
         self.must_be_gone = self.is_broken = True
-        self.kept.key_cache.hear_give_up(KEY, TOKEN)
+        self.kept.key_cache.take_give_up(KEY, TOKEN)
         self.was_broken = True
 
     # ---- what must be so ----
@@ -309,7 +309,7 @@ class _Stress:
             (0.3, self._try),
             (0.5, self._wait),
             (0.1, self._leave),
-            (0.05, lambda: cache.hear_wanted(KEY)),
+            (0.05, lambda: cache.take_wanted(KEY)),
             (0.045, lambda: cache.sweep(_NOW + 0.5)),
             (0.005, cache.drop_all),
         ]

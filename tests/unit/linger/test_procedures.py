@@ -51,7 +51,7 @@ def test_wanted_is_heard_before_the_first_key_of_a_connection_is_asked_for() -> 
     assert next(steps).method == "enter"
     registry.note_subscription(registry.channel_for(KEY), allowed=True)
     assert _ended(steps, registry.take(KEY, b"", transport, transport, transport)) is True
-    assert registry.on_wanted == transport.key_cache.hear_wanted
+    assert registry.on_wanted == transport.key_cache.take_wanted
 
 
 def test_connection_that_may_not_subscribe_keeps_no_key() -> None:
@@ -116,12 +116,12 @@ def test_key_whose_token_names_another_connection_is_not_kept() -> None:
     lock = BareLock(kept, KEY, timeout=10, linger=1)
     registry = WaiterRegistry(Capabilities(), TokenSource())
     cached = kept.key_cache.of(KEY)
-    for source, heard_by in ((registry, registry), (TokenSource(), None)):
+    for source, of_lease in ((registry, registry), (TokenSource(), None)):
         assert cached.try_lock()
         keep_granted(lock, _turn_at(cached), lock._mine(), source.new_token(LISTENS), clock() + 11, registry)
-        assert cached.lease.heard_by is heard_by
+        assert cached.lease.registry is of_lease
         cached.release(clock(), 1.0)
-        assert (cached.lease is not None) is (heard_by is registry)
+        assert (cached.lease is not None) is (of_lease is registry)
 
 
 @pytest.mark.parametrize(("age_s", "is_taken"), [(0.5, True), (2.0, False)])

@@ -1,7 +1,7 @@
 -- Policy of a lock: what the scripts of the key queue ask about the key that is waited for. It precedes hand_over.lua,
 -- as permit_policy.lua does for a semaphore.
 --
--- lock     the lock's name. Its value is the holder's token, with a "+" (the contended flag) behind it when a release
+-- lock     the lock's name. Its value is the holder's token, with a "+" (the contended flag) after it when a release
 --          must use the queue. Only tokens that the library made get the flag; other values are never changed
 local lock, queue, waiters = KEYS[1], KEYS[2], KEYS[3]
 local value -- of the lock, once it is known; false: it is free

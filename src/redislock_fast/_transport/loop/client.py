@@ -152,8 +152,8 @@ class LoopClientTransport(LoopServerTransport):
             await client.execute_command("SCRIPT LOAD", request[1], target_nodes=client.get_node_from_key(key))
             return await start(client, request)
 
-    async def _call_heard(self, connection: Any, operation: Exchange, request: Args, timeout_s: float) -> Reply:
-        """`LoopServerTransport._call_heard`; no reply comes later."""
+    async def _call_for_claim(self, connection: Any, operation: Exchange, request: Args, timeout_s: float) -> Reply:
+        """`LoopServerTransport._call_for_claim`; no reply comes later."""
         taker = ReplyTaker(operation, request, _nothing)
         taker(await connection.pipe.call(request, timeout_s))
         return taker.reply

@@ -233,7 +233,7 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
                     if connection is None:
                         connection = await self._connect(attempts)
                     call: Any = connection.pipe.call_many if operation.is_pipeline else connection.pipe.call
-                    call = call if operation.claim is None else partial(self._call_heard, connection, operation)
+                    call = call if operation.claim is None else partial(self._call_for_claim, connection, operation)
                     while not finished:
                         now = clock()
                         reply = await call(operation.request(connection.capabilities, now), attempts.timeout_s(now))
@@ -254,7 +254,7 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
         if tidies and (operation.unsettled or operation.claim is not None):
             self.cleanup.tidy(operation, unanswered, failed=False)
 
-    async def _call_heard(
+    async def _call_for_claim(
         self, connection: AsyncConnection, operation: Exchange, request: Args, timeout_s: float
     ) -> Reply:
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""

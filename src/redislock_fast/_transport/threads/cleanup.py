@@ -79,9 +79,9 @@ class ThreadCleanup(Cleanup["ThreadServerTransport"]):
         if not self._cleaning_up.acquire(timeout=limit_s):
             return False
         try:
-            all_heard = self._hear_late(deadline)
+            all_read = self._read_late(deadline)
             if not self.pending:
-                return all_heard
+                return all_read
             cleaning_up = self._next()
             unanswered: list[int] = []
             try:
@@ -94,7 +94,7 @@ class ThreadCleanup(Cleanup["ThreadServerTransport"]):
             postponed = [*cleaning_up.to_clean_up(failed=False), *map(self.pending.__getitem__, unanswered)]
             del self.pending[: len(cleaning_up)]
             self.pending += postponed
-            return all_heard and not postponed
+            return all_read and not postponed
         finally:
             self._cleaning_up.release()
 
@@ -118,7 +118,7 @@ class ThreadCleanup(Cleanup["ThreadServerTransport"]):
         at_child_exit(_finish_cleanup)
         return True
 
-    def _hear_late(self, deadline: float) -> bool:
+    def _read_late(self, deadline: float) -> bool:
         """Read the connections with replies that no caller waits for. Returns False if some replies are missing.
 
         Replies come in order, so all of them have been read once the reply to a later request is there.

@@ -126,8 +126,8 @@ class ThreadClientTransport(ThreadServerTransport):
             answer = b""
         return read_reply(request, answer, self.encoding.encode)
 
-    def call_heard(self, connection: Any, operation: Exchange, request: Args, timeout_s: float) -> Reply:
-        """`ThreadServerTransport.call_heard`; no reply comes later."""
+    def call_for_claim(self, connection: Any, operation: Exchange, request: Args, timeout_s: float) -> Reply:
+        """`ThreadServerTransport.call_for_claim`; no reply comes later."""
         taker = ReplyTaker(operation, request, _nothing)
         taker(connection.pipe.call(request, timeout_s))
         return taker.reply

@@ -160,7 +160,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
                 if connection is None:
                     connection = self.connect(attempts.ends_at)
                 call: Any = connection.pipe.call_many if operation.is_pipeline else connection.pipe.call
-                call = call if operation.claim is None else partial(self.call_heard, connection, operation)
+                call = call if operation.claim is None else partial(self.call_for_claim, connection, operation)
                 while not finished:
                     now = clock()
                     reply = call(operation.request(connection.capabilities, now), attempts.timeout_s(now))
@@ -176,7 +176,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
             if pause_s:
                 time.sleep(pause_s)
 
-    def call_heard(self, connection: Connection, operation: Exchange, request: Args, timeout_s: float) -> Reply:
+    def call_for_claim(self, connection: Connection, operation: Exchange, request: Args, timeout_s: float) -> Reply:
         """`Pipe.call` for an acquire with a caller's own token, whose reply counts however late it comes."""
         mailbox = connection.pipe.mailbox()
         taker = ReplyTaker(operation, request, mailbox.put)
@@ -283,7 +283,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
         """Whether the calling thread is inside already: then this runs in a signal handler or a finalizer."""
         return threading.get_ident() in self.inside
 
-    def apart(self) -> ThreadServerTransport:
+    def separate(self) -> ThreadServerTransport:
         """A transport with a connection of its own, for a thread that is inside of this one already."""
         return type(self)(self._live_owner())
 
@@ -318,7 +318,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
         try:
             dedicated = self._dedicated.pop()
         except IndexError:
-            dedicated = self.apart()
+            dedicated = self.separate()
         dedicated.timeout_s = self.timeout_s if self.timeout_s < 0 else self.timeout_s + slow_s
         try:
             dedicated.run(operation, limit_s, unanswered)
