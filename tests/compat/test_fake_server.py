@@ -1,4 +1,4 @@
-"""Our locks on fakeredis' server, which has sockets, but no pushes, and closes the connection after an error."""
+"""Our locks on fakeredis: with its server, which has sockets, but no pushes, and closes after an error; and without."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import fakeredis
 import pytest
 import redis
 from fakeredis import TcpFakeServer
 from fakeredis._msgs import BAD_COMMAND_IN_PUBSUB_MSG
 
 from redislock_fast.server import Server
+from tests.compat import test_parity
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
 from tests.support.waiting import identifier_of
@@ -93,3 +95,24 @@ def test_request_that_is_refused_beside_the_subscription_of_another_caller_is_se
         lock.release()
     with redis.Redis(port=valkey.port) as admin:
         assert admin.keys() == []
+
+
+# The tests of test_parity.py on fakeredis, which has neither a server nor sockets
+
+
+NEED_A_SERVER = {
+    "test_signature",
+    "test_client_can_be_changed_after_construction",
+    "test_locks_of_other_names_and_databases_are_independent",
+}
+
+globals().update(
+    {name: test for name, test in vars(test_parity).items() if name.startswith("test_") and name not in NEED_A_SERVER}
+)
+
+
+@pytest.fixture
+def client() -> Iterator[fakeredis.FakeRedis]:
+    """A client of a new fake server."""
+    with fakeredis.FakeRedis(server=fakeredis.FakeServer()) as made:
+        yield made

@@ -8,8 +8,7 @@ __all__ = ["FAULTS"]
 
 _GUARD = "tests/unit/cli/test_guard.py::"
 _LEAD = "tests/integration/cli/test_lead.py::"
-_ONCE = "tests/integration/cli/test_run_once.py::"
-_SIGNALS = "tests/integration/cli/test_run_signals.py::"
+_RUN = "tests/integration/cli/test_run.py::"
 
 FAULTS = (
     Fault(
@@ -45,28 +44,28 @@ FAULTS = (
         "_cli/signals.py",
         "signal.signal(signal.SIGCHLD, _do_nothing)",
         "pass",
-        f"{_SIGNALS}test_signal_that_is_ignored_stays_ignored",
+        f"{_RUN}test_signal_that_is_ignored_stays_ignored",
     ),
     Fault(
         "signal that was ignored is passed on",
         "_cli/signals.py",
         "if signal.getsignal(number) is not signal.SIG_IGN:",
         "if True:",
-        f"{_SIGNALS}test_signal_that_is_ignored_stays_ignored",
+        f"{_RUN}test_signal_that_is_ignored_stays_ignored",
     ),
     Fault(
         "signal reaches the command alone",
         "_cli/child.py",
         "os.killpg(self._process.pid, number)",
         "os.kill(self._process.pid, number)",
-        f"{_SIGNALS}test_signal_reaches_what_the_command_has_started",
+        f"{_RUN}test_signal_reaches_what_the_command_has_started",
     ),
     Fault(
         "command outlives a process that is killed",
         "_cli/child.py",
         'kill -KILL "-$group"',
         'kill -KILL "$group"',
-        f"{_SIGNALS}test_nothing_of_the_command_outlives_a_process_that_is_killed",
+        f"{_RUN}test_nothing_of_the_command_outlives_a_process_that_is_killed",
     ),
     Fault(
         "lock is released before the least time is over",
@@ -87,21 +86,21 @@ FAULTS = (
         "_cli/run.py",
         "on_lost=guard.note_loss,\n    )\n    try:\n        with signals.interrupting():\n            return semaphore",
         "on_lost=None,\n    )\n    try:\n        with signals.interrupting():\n            return semaphore",
-        "tests/integration/cli/test_run_permits.py::test_command_is_ended_where_the_permit_is_lost",
+        "tests/integration/cli/test_run.py::test_command_is_ended_where_the_permit_is_lost",
     ),
     Fault(
         "command that fails counts as done",
         "_cli/run.py",
         "if code == 0 and isinstance(lock, Lock)",
         "if isinstance(lock, Lock)",
-        f"{_ONCE}test_command_that_fails_is_run_by_the_next_process",
+        f"{_RUN}test_command_that_fails_is_run_by_the_next_process",
     ),
     Fault(
         "command is run again by a process that has waited for it",
         "_cli/run.py",
         "if _is_done(client, arguments):  # it was done meanwhile",
         "if False:",
-        f"{_ONCE}test_others_wait_until_the_command_is_done",
+        f"{_RUN}test_others_wait_until_the_command_is_done",
     ),
     Fault(
         "leader's command is not told its term",

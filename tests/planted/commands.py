@@ -118,7 +118,7 @@ FAULTS = (
         "            self._claim.take()\n",
         "            pass\n",
         (
-            "tests/integration/lock/test_brought_token.py::"
+            "tests/integration/lock/test_by_token.py::"
             "test_acquire_that_is_given_up_gives_back_what_it_has_taken[valkey-threads-by_time-plain]"
         ),
     ),
@@ -128,7 +128,7 @@ FAULTS = (
         "            self._claims.join(operation, self._entry)\n",
         "            pass\n",
         (
-            "tests/integration/lock/test_brought_token.py::"
+            "tests/integration/lock/test_by_token.py::"
             "test_what_an_attempt_takes_after_another_has_released_is_undone[valkey-tasks-60.0]"
         ),
     ),
@@ -145,7 +145,7 @@ FAULTS = (
         "return self._is_taken and not self._is_held and not self.under_way",
         "return self._is_taken",
         (
-            "tests/integration/lock/test_brought_token.py::"
+            "tests/integration/lock/test_by_token.py::"
             "test_acquire_that_fails_leaves_the_lock_of_another_with_the_token[valkey-threads-by_time-plain]"
         ),
     ),
@@ -252,7 +252,7 @@ FAULTS = (
         "return [(lock._key, token)] if own_token is None or took else []",
         "return [(lock._key, token)]",
         (
-            "tests/integration/lock/test_brought_token.py::"
+            "tests/integration/lock/test_by_token.py::"
             "test_acquire_that_fails_after_it_found_the_lock_leaves_it[threads-valkey]"
         ),
     ),
@@ -262,7 +262,7 @@ FAULTS = (
         "return [(lock._key, token)] if own_token is None or took else []",
         "return [(lock._key, token)] if own_token is None else []",
         (
-            "tests/integration/lock/test_brought_token.py::"
+            "tests/integration/lock/test_by_token.py::"
             "test_acquire_that_fails_after_it_took_the_lock_gives_it_back[threads-valkey]"
         ),
     ),

@@ -33,14 +33,14 @@ FAULTS = (
         "_transport/loop/end.py",
         "                _drain(sock)\n",
         "                pass\n",
-        "tests/integration/lock/test_asyncio_end.py::test_loop_closed_by_hand_leaves_no_key_of_an_acquire_that_was_cancelled[frozen-uvloop]",
+        "tests/integration/lock/test_asyncio_cancel.py::test_loop_closed_by_hand_leaves_no_key_of_an_acquire_that_was_cancelled[frozen-uvloop]",
     ),
     Fault(
         "connection of a collected client is closed before its requests are read",
         "_transport/loop/end.py",
         "        if pipe.broken or pipe.is_idle:\n",
         "        if True:\n",
-        "tests/integration/lock/test_asyncio_end.py::test_what_was_sent_on_the_connection_of_a_collected_client_is_executed[asyncio]",
+        "tests/integration/lock/test_asyncio_cancel.py::test_what_was_sent_on_the_connection_of_a_collected_client_is_executed[asyncio]",
     ),
     Fault(
         "interrupted acquire of a task leaves its token noted",

@@ -23,7 +23,7 @@ FAULTS = (
         "_procedures/lock.py",
         "        if self._local is not patching.in_force:",
         "        if True:",
-        "tests/unit/transport/test_adapting.py::test_greenlet_that_another_one_overtakes_keeps_the_owners",
+        "tests/unit/transport/test_kinds.py::test_greenlet_that_another_one_overtakes_keeps_the_owners",
     ),
     Fault(
         "every greenlet goes on with what a thread held before a patch",
@@ -44,7 +44,7 @@ FAULTS = (
         "_transport/threads/server.py",
         "        self._drop(self.connection)\n\n    def resume",
         "\n    def resume",
-        "tests/unit/transport/test_adapting.py::test_connection_from_before_a_patch_is_closed",
+        "tests/unit/transport/test_kinds.py::test_connection_from_before_a_patch_is_closed",
     ),
     Fault(
         "lock that is held across a patch is renewed no more",

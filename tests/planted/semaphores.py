@@ -93,14 +93,14 @@ FAULTS = (
         "_semaphore/callers.py",
         "weakref.ref(task, of_tasks.pop)",
         "weakref.ref(task)",
-        _TESTS + "test_dropped.py::test_the_permit_of_a_thread_or_task_that_has_ended_is_released[asyncio-True]",
+        _TESTS + "test_holding.py::test_the_permit_of_a_thread_or_task_that_has_ended_is_released[asyncio-True]",
     ),
     Fault(
         "permit without renewal stays when it is dropped",
         "semaphore.py",
         "ignore_loss if on_lost is None and not auto_renew else on_lost",
         "on_lost",
-        _TESTS + "test_dropped.py::test_the_permit_of_a_thread_or_task_that_has_ended_is_released[threads-False]",
+        _TESTS + "test_holding.py::test_the_permit_of_a_thread_or_task_that_has_ended_is_released[threads-False]",
     ),
     Fault(
         "block that another thread leaves keeps its permit",
@@ -145,7 +145,7 @@ FAULTS = (
         "_semaphore/callers.py",
         "        self.open[permit] = None\n",
         "",
-        _TESTS + "test_dropped.py::test_the_permit_of_an_open_block_is_not_dropped_with_its_thread_or_task[threads]",
+        _TESTS + "test_holding.py::test_the_permit_of_an_open_block_is_not_dropped_with_its_thread_or_task[threads]",
     ),
     Fault(
         "permit is not released while its keys move",

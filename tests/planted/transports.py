@@ -61,28 +61,28 @@ FAULTS = (
         "_transport/retries.py",
         "if 0 <= retries < self.failures or (ends_at is not None and clock() + pause_s >= ends_at):",
         "if ends_at is not None and clock() + pause_s >= ends_at:",
-        "tests/unit/transport/test_retries.py::test_the_first_retry_leaves_at_once_and_the_policy_says_when_to_give_up",
+        "tests/unit/transport/test_drivers.py::test_the_first_retry_leaves_at_once_and_the_policy_says_when_to_give_up",
     ),
     Fault(
         "pause between two attempts ends after the deadline",
         "_transport/retries.py",
         "if 0 <= retries < self.failures or (ends_at is not None and clock() + pause_s >= ends_at):",
         "if 0 <= retries < self.failures:",
-        "tests/unit/transport/test_retries.py::test_no_pause_lasts_longer_than_the_callers_time",
+        "tests/unit/transport/test_drivers.py::test_no_pause_lasts_longer_than_the_callers_time",
     ),
     Fault(
         "reply is waited for beyond the deadline",
         "_transport/retries.py",
         "return bounded_s if reply_s < 0 else min(reply_s, bounded_s)",
         "return reply_s",
-        "tests/unit/transport/test_retries.py::test_a_reply_is_waited_for_until_the_servers_or_the_callers_time_is_up",
+        "tests/unit/transport/test_drivers.py::test_a_reply_is_waited_for_until_the_servers_or_the_callers_time_is_up",
     ),
     Fault(
         "connection without authentication is replaced again and again",
         "_transport/retries.py",
         "                retries = 1\n",
         "                retries = -1\n",
-        "tests/unit/transport/test_retries.py::test_a_connection_on_which_nothing_is_executed_is_replaced_once",
+        "tests/unit/transport/test_drivers.py::test_a_connection_on_which_nothing_is_executed_is_replaced_once",
     ),
     Fault(
         "cleanup does not leave behind the request on its connection",
@@ -378,7 +378,7 @@ FAULTS = (
         "        if not connection.pipe.closed_by_peer:\n",
         "        if False:\n",
         (
-            "tests/unit/transport/test_losses.py::"
+            "tests/unit/transport/test_drivers.py::"
             "test_two_connections_in_a_row_that_the_peer_closes_for_the_queue_end_its_use"
         ),
     ),
@@ -388,7 +388,7 @@ FAULTS = (
         "        return isinstance(trouble, NotExecuted) and trouble.code == SUBSCRIBED\n",
         "        return False\n",
         (
-            "tests/unit/transport/test_losses.py::"
+            "tests/unit/transport/test_drivers.py::"
             "test_request_refused_beside_a_subscription_is_sent_again_whatever_failed_before"
         ),
     ),

@@ -1,4 +1,4 @@
-"""Semaphores on the command line: `ls`, `show`, `top`, `break` and `limit`. `run` is in test_run_permits."""
+"""Semaphores on the command line: `ls`, `show`, `top`, `break` and `limit`. `run` is in test_run."""
 
 from __future__ import annotations
 

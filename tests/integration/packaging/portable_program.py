@@ -1,7 +1,7 @@
 """A program for platforms without the compiled core: takes contended locks in threads and in tasks, on pure Python.
 
 Its argument is the port of a server. Without one, it starts the server of fakeredis[lua], which is Python, too. CI runs
-the program on Windows and PyPy, `test_without_posix.py` where the names of POSIX are hidden.
+the program on Windows and PyPy, `test_packaging.py` where the names of POSIX are hidden.
 """
 
 from __future__ import annotations

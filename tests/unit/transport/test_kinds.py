@@ -1,10 +1,11 @@
-"""Unit tests: which transport serves a client. No server."""
+"""Which transport serves a client, and what a patch of `threading` changes. No server."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock, create_autospec
 
@@ -17,6 +18,7 @@ import redis.cluster
 from kombu.transport.redis import PrefixedStrictRedis
 from opentelemetry.instrumentation.redis import RedisInstrumentor
 
+from redislock_fast import Lock
 from redislock_fast._transport import kinds
 from redislock_fast._transport.kinds import kind_of, sends_by_itself
 from redislock_fast._transport.threads.driver import transport_of
@@ -150,3 +152,22 @@ def test_a_pool_has_one_transport() -> None:
     assert transport_of(redis.Redis(connection_pool=client.connection_pool)) is transport
     assert transport_of(redis.Redis()) is not transport
     assert in_thread(lambda: transport_of(client)) is transport
+
+
+# What goes on after gevent or eventlet has patched threading (real programs: integration/lock/test_patched_later.py)
+
+
+def test_connection_from_before_a_patch_is_closed() -> None:
+    closed: list[bool] = []
+    connection: Any = SimpleNamespace(close=lambda: closed.append(True), ending=None)
+    transport = Lock(redis.Redis(), "name")._transport
+    transport.connection = connection
+    transport.adapt()
+    assert (transport.connection, closed) == (None, [True])
+
+
+def test_greenlet_that_another_one_overtakes_keeps_the_owners() -> None:
+    lock = Lock(redis.Redis(), "name")
+    owners = lock._owners
+    lock._adapt_to_patch()
+    assert lock._owners is owners
