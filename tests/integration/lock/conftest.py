@@ -5,18 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from redislock_fast.server import KINDS, Server
 from tests.support.transports import noted_cleanups
-
-
-@pytest.fixture(params=KINDS)
-def mortal_server(request: pytest.FixtureRequest, spare_server: Callable[..., Server]) -> Server:
-    """Each kind of server in turn, for this test alone."""
-    return spare_server(request.param)
 
 
 @pytest.fixture

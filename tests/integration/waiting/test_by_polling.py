@@ -22,9 +22,8 @@ from redis.backoff import (
 )
 
 from redislock_fast import Lock
-from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, REDIS_PY, FakeTime, wait_until
-from tests.support.waiting import Callers
+from tests.support.scenes import Scene
 from tests.support.worlds import World
 
 
@@ -98,16 +97,13 @@ def test_backoff_goes_on_for_as_long_as_a_caller_waits(our_lock: Any, taken: red
 
 
 @pytest.mark.parametrize("wait", ["poll", ConstantBackoff(0.005)], ids=["poll", "backoff"])
-def test_a_poller_gets_the_lock_and_never_queues(
-    callers: Callers, server: Server, client: redis.Redis, wait: Any
-) -> None:
-    holder, waiter = callers.contenders(2, callers.client(server.port), timeout=60, sleep=0.005, wait=wait)
-    assert holder.call("acquire")
-    before = client.info("commandstats")["cmdstat_set"]["calls"]
+def test_a_poller_gets_the_lock_and_never_queues(scene: Scene, wait: Any) -> None:
+    holder, waiter = scene.holder_and(1, timeout=60, sleep=0.005, wait=wait)
+    before = scene.client.info("commandstats")["cmdstat_set"]["calls"]
     answer = waiter.acquire()
-    wait_until(lambda: client.info("commandstats")["cmdstat_set"]["calls"] > before + 3, "tries again and again")
-    assert client.keys() == [b"name"]
-    assert client.get("name") == holder.lock.local.token
+    wait_until(lambda: scene.client.info("commandstats")["cmdstat_set"]["calls"] > before + 3, "tries again and again")
+    assert scene.client.keys() == [b"name"]
+    assert scene.client.get("name") == holder.lock.local.token
     holder.release()
     assert answer.result(PATIENCE_S) is True
 

@@ -21,8 +21,9 @@ from redislock_fast.server import KINDS, Server
 from tests.conftest import MakeUser, TlsServer
 from tests.integration.sentinel.test_sentinel import Watch, watch  # noqa: F401
 from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.scenes import Scene
 from tests.support.sentinels import SERVICE
-from tests.support.waiting import FAR_S, LATE, Callers, Contender, Threads, queue_of, queue_up, serve, until_queued
+from tests.support.waiting import FAR_S, LATE, Callers, Contender, Threads, queue_of, queue_up, serve
 
 SOON: dict[str, Any] = {"timeout": FAR_S, "sleep": 0.02}
 """Settings of a lock that looks soon."""
@@ -94,29 +95,29 @@ def release_for(waiter: Contender, admin: redis.Redis) -> None:
 
 @pytest.mark.parametrize("rules", WATCHES, ids=" ".join)
 def test_a_waiter_that_may_not_queue_watches_the_key(
-    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, way: Way, rules: tuple[str, ...]
+    scene: Scene, acl_user: MakeUser, way: Way, rules: tuple[str, ...]
 ) -> None:
-    user = acl_user(server, *rules)
-    holder = callers.contender(callers.client(server.port), **LATE)
-    waiter = callers.contender(callers.client(server.port, **user.options()), **LATE)
+    user = acl_user(scene.server, *rules)
+    holder = scene.contender()
+    waiter = scene.contender(scene.connect(**user.options()))
     for _ in range(2):
         assert holder.call("acquire")
         answer = way.watching(waiter)
         assert holder.call("extend", 1)
         holder.release()
         assert answer.result(PATIENCE_S) is True
-        assert client.get("name") == waiter.lock.local.token
-        release_for(waiter, client)
-    assert client.keys() == []
+        assert scene.client.get("name") == waiter.lock.local.token
+        release_for(waiter, scene.client)
+    assert scene.client.keys() == []
 
 
 @pytest.mark.parametrize("rules", WATCHES, ids=" ".join)
 def test_a_waiter_that_watches_gets_the_lock_behind_the_queue(
-    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, way: Way, rules: tuple[str, ...]
+    scene: Scene, acl_user: MakeUser, way: Way, rules: tuple[str, ...]
 ) -> None:
-    user = acl_user(server, *rules)
-    holder, first = callers.contenders(2, callers.client(server.port), **LATE)
-    watcher = callers.contender(callers.client(server.port, **user.options()), **LATE)
+    user = acl_user(scene.server, *rules)
+    holder, first = scene.contenders(2)
+    watcher = scene.contender(scene.connect(**user.options()))
     assert holder.call("acquire")
     watching = way.watching(watcher)
     queueing = way.queueing(first)
@@ -133,24 +134,22 @@ def test_a_waiter_that_watches_gets_the_lock_behind_the_queue(
     ids=" ".join,
 )
 def test_a_waiter_that_may_neither_queue_nor_watch_polls(
-    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, way: Way, rules: tuple[str, ...]
+    scene: Scene, acl_user: MakeUser, way: Way, rules: tuple[str, ...]
 ) -> None:
-    user = acl_user(server, *rules)
-    holder = callers.contender(callers.client(server.port), **SOON)
-    waiter = callers.contender(callers.client(server.port, **user.options()), **SOON)
+    user = acl_user(scene.server, *rules)
+    holder = scene.contender(**SOON)
+    waiter = scene.contender(scene.connect(**user.options()), **SOON)
     for _ in range(2):
         hand_over(holder, waiter, way.polling)
-        release_for(waiter, client)
+        release_for(waiter, scene.client)
 
 
-def test_a_single_forbidden_subcommand_is_enough_to_poll(
-    callers: Callers, server: Server, acl_user: MakeUser, way: Way
-) -> None:
-    if server.kind == "redis-6.2":
+def test_a_single_forbidden_subcommand_is_enough_to_poll(scene: Scene, acl_user: MakeUser, way: Way) -> None:
+    if scene.server.kind == "redis-6.2":
         pytest.skip("no rules for subcommands")
-    user = acl_user(server, "-subscribe", "-client|tracking")
-    holder = callers.contender(callers.client(server.port), **SOON)
-    waiter = callers.contender(callers.client(server.port, **user.options()), **SOON)
+    user = acl_user(scene.server, "-subscribe", "-client|tracking")
+    holder = scene.contender(**SOON)
+    waiter = scene.contender(scene.connect(**user.options()), **SOON)
     hand_over(holder, waiter, way.polling)
 
 
@@ -171,11 +170,11 @@ def test_where_nothing_can_be_pushed_waiters_poll(
 
 
 def test_a_waiter_that_may_not_watch_redis_pys_lock_makes_health_checks(
-    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, way: Way
+    scene: Scene, acl_user: MakeUser, way: Way
 ) -> None:
-    user = acl_user(server, "-client")
-    waiter = callers.contender(callers.client(server.port, **user.options()), **SOON)
-    theirs = redis.lock.Lock(client, "name", timeout=FAR_S)
+    user = acl_user(scene.server, "-client")
+    waiter = scene.contender(scene.connect(**user.options()), **SOON)
+    theirs = redis.lock.Lock(scene.client, "name", timeout=FAR_S)
     assert theirs.acquire()
     answer = way.queueing(waiter)
     theirs.release()
@@ -192,54 +191,50 @@ def test_a_waiter_that_may_not_watch_redis_pys_lock_makes_health_checks(
     ids=" ".join,
 )
 def test_a_holder_that_may_not_hand_over_releases_and_the_waiters_find_out(
-    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, rules: tuple[str, ...]
+    scene: Scene, acl_user: MakeUser, rules: tuple[str, ...]
 ) -> None:
-    if "-eval" in rules and server.kind != "valkey":
+    if "-eval" in rules and scene.server.kind != "valkey":
         pytest.skip("without scripts, only native commands release")
-    user = acl_user(server, *rules)
-    holder = callers.contender(callers.client(server.port, **user.options()), **LATE)
-    waiters = callers.contenders(3, callers.client(server.port), **SOON)
-    assert holder.call("acquire")
-    answers = queue_up(waiters, client)
-    assert client.get("name") == holder.lock.local.token + b"+"
+    user = acl_user(scene.server, *rules)
+    holder = scene.holder(scene.connect(**user.options()))
+    waiters = scene.contenders(3, **SOON)
+    answers = scene.queue_up(waiters)
+    assert scene.client.get("name") == holder.lock.local.token + b"+"
     holder.release()
     for waiter, answer in zip(waiters, answers, strict=True):
         assert answer.result(PATIENCE_S) is True
         assert waiter.call("owned")
         waiter.release()
-    wait_until(lambda: client.keys() == [], "nothing is left")
+    wait_until(lambda: scene.client.keys() == [], "nothing is left")
 
 
 @pytest.mark.parametrize("right", ["set", "zpopmin", "hget", "hdel"])
 def test_a_waiter_is_told_of_no_lock_that_the_holder_could_not_give_it(
-    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser, right: str
+    scene: Scene, acl_user: MakeUser, right: str
 ) -> None:
-    user = acl_user(server)
-    holder = callers.contender(callers.client(server.port, **user.options()), **LATE)
-    waiters = callers.contenders(2, callers.client(server.port), **SOON)
-    assert holder.call("acquire")
-    answers = queue_up(waiters, client)
-    client.execute_command("ACL", "SETUSER", user.username, f"-{right}")  # type: ignore[no-untyped-call]
+    user = acl_user(scene.server)
+    holder = scene.holder(scene.connect(**user.options()))
+    waiters = scene.contenders(2, **SOON)
+    answers = scene.queue_up(waiters)
+    scene.client.execute_command("ACL", "SETUSER", user.username, f"-{right}")  # type: ignore[no-untyped-call]
     holder.release()
     assert sorted(serve(waiters, answers)) == [0, 1]
-    wait_until(lambda: client.keys() == [], "nothing is left")
+    wait_until(lambda: scene.client.keys() == [], "nothing is left")
 
 
-def test_users_that_may_not_publish_get_the_lock_by_health_checks(
-    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser
-) -> None:
-    user = acl_user(server, "-publish")
-    contenders = callers.contenders(6, callers.client(server.port, **user.options()), **SOON)
+def test_users_that_may_not_publish_get_the_lock_by_health_checks(scene: Scene, acl_user: MakeUser) -> None:
+    user = acl_user(scene.server, "-publish")
+    contenders = scene.contenders(6, scene.connect(**user.options()), **SOON)
     assert contenders[0].call("acquire")
     answers = {waiter.acquire(): waiter for waiter in contenders[1:]}
-    until_queued(client, "name", 5)
+    scene.until_queued(5)
     contenders[0].release()
     while answers:
         wait_until(lambda: any(answer.done() for answer in answers), "somebody gets it")
         (done,) = (answer for answer in answers if answer.done())
         assert done.result() is True
         answers.pop(done).release()
-    wait_until(lambda: client.keys() == [], "nothing is left")
+    wait_until(lambda: scene.client.keys() == [], "nothing is left")
 
 
 # Names
@@ -264,16 +259,14 @@ NAMES: list[str | bytes] = [
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:20])
-def test_a_lock_of_any_name_is_handed_over(
-    callers: Callers, server: Server, client: redis.Redis, way: Way, name: str | bytes
-) -> None:
-    holder = callers.contender(callers.client(server.port), name, **LATE)
-    waiter = callers.contender(callers.client(server.port), name, **LATE)
+def test_a_lock_of_any_name_is_handed_over(scene: Scene, way: Way, name: str | bytes) -> None:
+    holder = scene.contender(name=name)
+    waiter = scene.contender(name=name)
     for _ in range(2):
         hand_over(holder, waiter, way.queueing)
-        assert client.get(name) == waiter.lock.local.token
+        assert scene.client.get(name) == waiter.lock.local.token
         waiter.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 def is_flagged(admin: Any, name: str) -> bool:
@@ -281,45 +274,38 @@ def is_flagged(admin: Any, name: str) -> bool:
     return marked
 
 
-def test_a_lock_whose_name_is_anothers_tag_is_handed_over_to_its_own_waiters(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
+def test_a_lock_whose_name_is_anothers_tag_is_handed_over_to_its_own_waiters(scene: Scene) -> None:
     names = ("a", "{a}")
-    client_of_holders, client_of_waiters = callers.client(server.port), callers.client(server.port)
-    holders = {name: callers.contender(client_of_holders, name, **LATE) for name in names}
-    waiters = {name: callers.contender(client_of_waiters, name, **LATE) for name in names}
+    client_of_holders, client_of_waiters = scene.connect(), scene.connect()
+    holders = {name: scene.contender(client_of_holders, name) for name in names}
+    waiters = {name: scene.contender(client_of_waiters, name) for name in names}
     answers = {}
     for name in reversed(names):
         assert holders[name].call("acquire")
         answers[name] = waiters[name].acquire()
-        wait_until(partial(is_flagged, client, name), "somebody waits")
+        wait_until(partial(is_flagged, scene.client, name), "somebody waits")
     for name in names:
         holders[name].release()
         assert answers[name].result(PATIENCE_S) is True
 
 
-def test_a_queue_of_another_type_stands_in_no_waiters_way(
-    callers: Callers, server: Server, client: redis.Redis, way: Way
-) -> None:
-    holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
-    client.set(queue_of("name"), "a string")
+def test_a_queue_of_another_type_stands_in_no_waiters_way(scene: Scene, way: Way) -> None:
+    holder, waiter = scene.contenders(2)
+    scene.client.set(queue_of("name"), "a string")
     hand_over(holder, waiter, way.watching)
     waiter.release()
-    assert not client.exists("name")
+    assert not scene.client.exists("name")
 
 
-def test_a_queue_that_has_become_of_another_type_stands_in_no_holders_way(
-    callers: Callers, server: Server, client: redis.Redis, way: Way
-) -> None:
-    holder, waiter = callers.contenders(2, callers.client(server.port), **SOON)
-    assert holder.call("acquire")
+def test_a_queue_that_has_become_of_another_type_stands_in_no_holders_way(scene: Scene, way: Way) -> None:
+    holder, waiter = scene.holder_and(1, **SOON)
     answer = way.queueing(waiter)
-    client.delete(queue_of("name"))
-    client.set(queue_of("name"), "a string")
+    scene.client.delete(queue_of("name"))
+    scene.client.set(queue_of("name"), "a string")
     holder.release()
     assert answer.result(PATIENCE_S) is True
     waiter.release()
-    assert not client.exists("name")
+    assert not scene.client.exists("name")
 
 
 # Other ways to connect
@@ -341,16 +327,16 @@ def test_a_queue_that_has_become_of_another_type_stands_in_no_holders_way(
     ],
     ids=str,
 )
-def test_client_options(callers: Callers, server: Server, way: Way, options: dict[str, Any]) -> None:
-    admin = redis.Redis(port=server.port, db=options.get("db", 0))
-    holder, waiter = (callers.contender(callers.client(server.port, **options), **LATE) for _ in range(2))
+def test_client_options(scene: Scene, way: Way, options: dict[str, Any]) -> None:
+    admin = redis.Redis(port=scene.server.port, db=options.get("db", 0))
+    holder, waiter = (scene.contender(scene.connect(**options)) for _ in range(2))
     with admin:
         hand_over(holder, waiter, Way(admin).queueing)
     waiter.release()
 
 
-def test_unix_socket(callers: Callers, server: Server, way: Way) -> None:
-    holder, waiter = (callers.contender(callers.client(0, unix_socket_path=server.unix_path), **LATE) for _ in range(2))
+def test_unix_socket(scene: Scene, way: Way) -> None:
+    holder, waiter = (scene.contender(scene.connect(0, unix_socket_path=scene.server.unix_path)) for _ in range(2))
     hand_over(holder, waiter, way.queueing)
 
 

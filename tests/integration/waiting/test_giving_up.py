@@ -27,6 +27,7 @@ from tests.support.forks import InFork
 from tests.support.helpers import PATIENCE_S, on_signal, signal_main, signals_handled_by, start, wait_until
 from tests.support.interrupts import interrupt_when, interrupted_at
 from tests.support.proxy import Proxy
+from tests.support.scenes import Scene
 from tests.support.times import clock
 from tests.support.waiting import (
     FAR_S,
@@ -61,54 +62,48 @@ def holder(client: redis.Redis) -> redislock_fast.Lock:
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_a_waiter_that_gives_up_leaves_the_queue(
-    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
-) -> None:
-    waiter = callers.contender(callers.client(server.port), **LATE)
+def test_a_waiter_that_gives_up_leaves_the_queue(scene: Scene, holder: redislock_fast.Lock) -> None:
+    waiter = scene.contender()
     assert waiter.call("acquire", blocking_timeout=SHORT_S) is False
     assert waiter.lock.local.token is None
-    assert queued(client, "name") == 0
+    assert scene.queued() == 0
     assert holder.owned()
     holder.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
-def test_a_waiter_that_gives_up_frees_the_place_for_the_next(
-    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
-) -> None:
-    first, second = callers.contenders(2, callers.client(server.port), **LATE)
-    (gives_up,) = queue_up([first], client, blocking_timeout=LONG_S)
-    (answer,) = queue_up([second], client)
+def test_a_waiter_that_gives_up_frees_the_place_for_the_next(scene: Scene, holder: redislock_fast.Lock) -> None:
+    first, second = scene.contenders(2)
+    gives_up = scene.wait(first, blocking_timeout=LONG_S)
+    answer = scene.wait(second)
     assert gives_up.result(PATIENCE_S) is False
-    assert queued(client, "name") == 1
+    assert scene.queued() == 1
     holder.release()
-    gets_and_frees(second, answer, client)
+    gets_and_frees(second, answer, scene.client)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
-def test_the_next_looks_when_the_first_has_given_up(
-    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
-) -> None:
-    first, second = callers.contenders(2, callers.client(server.port), timeout=FAR_S, sleep=0.02)
-    (gives_up,) = queue_up([first], client, blocking_timeout=LONG_S)
+def test_the_next_looks_when_the_first_has_given_up(scene: Scene, holder: redislock_fast.Lock) -> None:
+    first, second = scene.contenders(2, timeout=FAR_S, sleep=0.02)
+    gives_up = scene.wait(first, blocking_timeout=LONG_S)
     answer = second.acquire()
     assert gives_up.result(PATIENCE_S) is False
-    client.delete("name")
+    scene.client.delete("name")
     assert answer.result(PATIENCE_S) is True
 
 
 @pytest.mark.usefixtures("unhurried")
 def test_blocking_timeout_shorter_than_the_interval_is_waited_for_to_its_end(
-    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+    scene: Scene, holder: redislock_fast.Lock
 ) -> None:
-    waiter = callers.contender(callers.client(server.port), **LATE)
+    waiter = scene.contender()
     began_at = clock()
     assert waiter.call("acquire", blocking_timeout=SHORT_S) is False
     assert clock() - began_at >= SHORT_S
-    (answer,) = queue_up([waiter], client, blocking_timeout=FAR_S / 2)
+    answer = scene.wait(waiter, blocking_timeout=FAR_S / 2)
     holder.release()
     assert answer.result(PATIENCE_S) is True
 
@@ -116,44 +111,34 @@ def test_blocking_timeout_shorter_than_the_interval_is_waited_for_to_its_end(
 @pytest.mark.parametrize("arguments", [{"blocking_timeout": 0}, {"blocking_timeout": -1}, {"blocking": False}], ids=str)
 @pytest.mark.parametrize("others", [0, 1])
 def test_acquire_without_waiting_makes_one_attempt(
-    callers: Callers,
-    server: Server,
-    client: redis.Redis,
-    holder: redislock_fast.Lock,
-    arguments: dict[str, Any],
-    others: int,
+    scene: Scene, holder: redislock_fast.Lock, arguments: dict[str, Any], others: int
 ) -> None:
-    locks = callers.client(server.port, client_name="waiter")
-    hasty, *patient = callers.contenders(1 + others, locks, **LATE)
+    locks = scene.connect(client_name="waiter")
+    hasty, *patient = scene.contenders(1 + others, locks)
     assert hasty.call("locked")  # connects
     answers = [waiter.acquire() for waiter in patient]
-    until_queued(client, "name", others)
-    with sent_by(client, "waiter") as sent:
+    scene.until_queued(others)
+    with sent_by(scene.client, "waiter") as sent:
         assert hasty.call("acquire", **arguments) is False
-    assert sent.commands == (["SET", "GET"] if server.kind == "redis-6.2" else ["SET"])
-    assert queued(client, "name") == others
+    assert sent.commands == (["SET", "GET"] if scene.server.kind == "redis-6.2" else ["SET"])
+    assert scene.queued() == others
     holder.release()
     assert [answer.result(PATIENCE_S) for answer in answers] == [True] * others
 
 
 @pytest.mark.usefixtures("unhurried")
-def test_time_that_is_up_with_the_grant_on_its_way(
-    callers: Callers,
-    proxy: Proxy,
-    client: redis.Redis,
-    holder: redislock_fast.Lock,
-) -> None:
+def test_time_that_is_up_with_the_grant_on_its_way(scene: Scene, proxy: Proxy, holder: redislock_fast.Lock) -> None:
     def asks() -> bool:
         return any(proxy.requests[command] > proxy.replies[command] for command in ("EVAL", "EVALSHA"))
 
-    waiter = callers.contender(callers.client(proxy.port), **LATE)
+    waiter = scene.contender(scene.connect(proxy.port))
     granted = False
     for doublings in range(2, 8):  # until its time is not up before the lock is released
         answer = waiter.acquire(blocking_timeout=2**doublings * SHORT_S)
-        wait_until(lambda: answer.done() or (queued(client, "name") and not asks()), "it waits")  # noqa: B023
+        wait_until(lambda: answer.done() or (scene.queued() and not asks()), "it waits")  # noqa: B023
         proxy.hold()
         holder.release()
-        granted = client.exists("name") == 1
+        granted = scene.client.exists("name") == 1
         if granted:
             wait_until(asks, "its time is up, and it leaves")
         proxy.resume()
@@ -164,19 +149,17 @@ def test_time_that_is_up_with_the_grant_on_its_way(
     assert granted
     assert waiter.call("owned")
     waiter.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
-def test_time_that_is_up_with_the_grant_lost(
-    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
-) -> None:
-    waiter = callers.contender(callers.client(proxy.port), **LATE)
-    (answer,) = queue_up([waiter], client, blocking_timeout=LONG_S)
+def test_time_that_is_up_with_the_grant_lost(scene: Scene, proxy: Proxy, holder: redislock_fast.Lock) -> None:
+    waiter = scene.contender(scene.connect(proxy.port))
+    answer = scene.wait(waiter, blocking_timeout=LONG_S)
     proxy.lose_messages()
     holder.release()
-    gets_and_frees(waiter, answer, client)
+    gets_and_frees(waiter, answer, scene.client)
     assert proxy.lost == 1
 
 
@@ -203,9 +186,7 @@ def test_time_that_is_up_while_the_server_is_frozen_at_the_grant(
     wait_until(lambda: not client.keys(), "nothing is left")
 
 
-def test_random_timeouts_around_the_hold_time_leave_nothing(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
+def test_random_timeouts_around_the_hold_time_leave_nothing(scene: Scene) -> None:
     guard = Guard()
 
     def work(number: int, contender: Contender) -> int:
@@ -219,12 +200,12 @@ def test_random_timeouts_around_the_hold_time_leave_nothing(
                 pass
         return acquired
 
-    contenders = callers.contenders(8, callers.client(server.port), **LATE)
+    contenders = scene.contenders(8)
     workers = [start(lambda n=n, one=one: work(n, one)) for n, one in enumerate(contenders)]  # type: ignore[misc]
     acquired = [worker.result(2 * PATIENCE_S) for worker in workers]
     assert (guard.entries, guard.overlaps) == (sum(acquired), 0)
     assert 0 < sum(acquired) < 200
-    wait_until(lambda: not client.keys(), "nothing is left")
+    wait_until(lambda: not scene.client.keys(), "nothing is left")
 
 
 # Interrupts
@@ -418,20 +399,15 @@ def test_signal_handler_releases_what_its_thread_waits_for(
 
 @pytest.mark.usefixtures("unhurried")
 def test_forked_child_waits_for_itself(
-    in_fork: InFork,
-    callers: Callers,
-    server: Server,
-    client: redis.Redis,
-    holder: redislock_fast.Lock,
-    connect: Connect,
+    in_fork: InFork, scene: Scene, holder: redislock_fast.Lock, connect: Connect
 ) -> None:
-    locks = connect(server.port)
-    waiters = callers.contenders(3, callers.client(server.port), **LATE)
+    locks = connect(scene.server.port)
+    waiters = scene.contenders(3)
     threads = [redislock_fast.Lock(locks, "name", thread_local=False, **LATE) for _ in range(2)]
     answers = []
     for acquire in [waiter.acquire for waiter in waiters] + [lambda lock=lock: start(lock.acquire) for lock in threads]:
         answers.append(acquire())
-        until_queued(client, "name", len(answers))
+        scene.until_queued(len(answers))
 
     def child() -> str:
         with redislock_fast.Lock(locks, "child", timeout=30) as lock:
@@ -439,13 +415,13 @@ def test_forked_child_waits_for_itself(
         return repr((inside, redislock_fast.Lock(locks, "name", **LATE).acquire(blocking_timeout=SHORT_S)))
 
     assert [in_fork(child) for _ in range(3)] == ["(True, False)"] * 3
-    assert queued(client, "name") == 5
+    assert scene.queued() == 5
     holder.release()
     for number, release in enumerate([waiter.release for waiter in waiters] + [lock.release for lock in threads]):
         assert answers[number].result(PATIENCE_S) is True
         assert not any(answer.done() for answer in answers[number + 1 :])
         release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 def test_forked_child_is_handed_the_lock(

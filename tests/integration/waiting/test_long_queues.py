@@ -14,8 +14,8 @@ import redis
 from redislock_fast.server import Server
 from tests.conftest import MakeUser
 from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.scenes import Scene
 from tests.support.transports import run_pass_on_script, run_wait_script
-from tests.support.waiting import LATE, Callers
 
 QUEUE, WAITERS = "{name}:rlf:queue", "{name}:rlf:waiters"
 _DEAD = 1000
@@ -31,48 +31,38 @@ def queue_up_the_dead(client: redis.Redis, channels: int = 1) -> None:
     client.hset(WAITERS, mapping=fields)  # type: ignore[arg-type]
 
 
-def test_a_release_passes_over_a_limited_number_of_waiters_and_the_client_goes_on(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
-    assert holder.call("acquire")
+def test_a_release_passes_over_a_limited_number_of_waiters_and_the_client_goes_on(scene: Scene) -> None:
+    holder, waiter = scene.holder_and(1)
     answer = waiter.acquire()
-    wait_until(lambda: client.zcard(QUEUE) == 1, "it waits")
-    queue_up_the_dead(client)
-    value = client.get("name")
+    wait_until(lambda: scene.client.zcard(QUEUE) == 1, "it waits")
+    queue_up_the_dead(scene.client)
+    value = scene.client.get("name")
     assert isinstance(value, bytes)
-    assert run_pass_on_script(client, value[:-1]) == 3
-    assert client.zcard(QUEUE) == _DEAD + 1 - _MOST_PASSES
-    assert client.get("name") == value
+    assert run_pass_on_script(scene.client, value[:-1]) == 3
+    assert scene.client.zcard(QUEUE) == _DEAD + 1 - _MOST_PASSES
+    assert scene.client.get("name") == value
     holder.release()
     assert answer.result(PATIENCE_S) is True
     waiter.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
-def test_a_lock_that_was_deleted_is_taken_by_a_waiter_behind_many_that_are_gone(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    holder, waiter = callers.contenders(2, callers.client(server.port))
-    assert holder.call("acquire")
-    answer = waiter.acquire()
-    wait_until(lambda: client.zcard(QUEUE) == 1, "it waits")
-    queue_up_the_dead(client, channels=_DEAD)
-    client.delete("name")
+def test_a_lock_that_was_deleted_is_taken_by_a_waiter_behind_many_that_are_gone(scene: Scene) -> None:
+    _, waiter = scene.holder_and(1, timeout=None)
+    answer = scene.wait(waiter)
+    queue_up_the_dead(scene.client, channels=_DEAD)
+    scene.client.delete("name")
     assert answer.result(PATIENCE_S) is True
     waiter.release()
 
 
-def test_a_waiter_that_has_the_lock_leaves_no_field_of_its_token(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
-    assert holder.call("acquire")
+def test_a_waiter_that_has_the_lock_leaves_no_field_of_its_token(scene: Scene) -> None:
+    holder, waiter = scene.holder_and(1)
     answer = waiter.acquire()
-    wait_until(lambda: client.zcard(QUEUE) == 1, "it waits")
+    wait_until(lambda: scene.client.zcard(QUEUE) == 1, "it waits")
     holder.release()
     assert answer.result(PATIENCE_S) is True
-    assert [] == [field for field in client.hgetall(WAITERS) if field[:1] in (b"t", "t")]
+    assert [] == [field for field in scene.client.hgetall(WAITERS) if field[:1] in (b"t", "t")]
     waiter.release()
 
 

@@ -25,6 +25,7 @@ from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.proxy import Proxy
+from tests.support.scenes import Scene
 from tests.support.waiting import (
     CALLERS,
     FAR_S,
@@ -36,9 +37,7 @@ from tests.support.waiting import (
     Threads,
     hand_round,
     queue_up,
-    queued,
     sent_by,
-    until_queued,
 )
 
 
@@ -62,75 +61,67 @@ def queue_up_and_watch(contenders: list[Contender], admin: redis.Redis) -> list[
 # Waiting for redis-py's lock
 
 
-def test_redis_pys_release_wakes_a_waiter(
-    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock
-) -> None:
-    waiter = callers.contender(callers.client(server.port), **LATE)
+def test_redis_pys_release_wakes_a_waiter(scene: Scene, theirs: redis.lock.Lock) -> None:
+    waiter = scene.contender()
     for _ in range(3):
         assert theirs.acquire()
-        answers = queue_up_and_watch([waiter], client)
-        assert client.get("name") == theirs.local.token
+        answers = queue_up_and_watch([waiter], scene.client)
+        assert scene.client.get("name") == theirs.local.token
         theirs.release()
         hand_round([waiter], answers)
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
-def test_redis_pys_extends_do_not_shake_a_waiter_off(
-    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock
-) -> None:
-    waiter = callers.contender(callers.client(server.port, client_name="waiter"), **LATE)
+def test_redis_pys_extends_do_not_shake_a_waiter_off(scene: Scene, theirs: redis.lock.Lock) -> None:
+    waiter = scene.contender(scene.connect(client_name="waiter"))
     assert theirs.acquire()
-    answers = queue_up_and_watch([waiter], client)
+    answers = queue_up_and_watch([waiter], scene.client)
     extends: list[Callable[[], Any]] = [lambda: theirs.extend(1), theirs.reacquire]
     for extend in 2 * extends:
         assert extend()
-        wait_until(lambda: watched(client), "the key is watched again")
+        wait_until(lambda: watched(scene.client), "the key is watched again")
         assert not answers[0].done()
         assert theirs.owned()
     theirs.release()
     hand_round([waiter], answers)
 
 
-def test_redis_pys_expiry_wakes_a_waiter(callers: Callers, server: Server, client: redis.Redis) -> None:
-    waiter = callers.contender(callers.client(server.port), **LATE)
-    assert redis.lock.Lock(client, "name", timeout=0.3).acquire()
+def test_redis_pys_expiry_wakes_a_waiter(scene: Scene) -> None:
+    waiter = scene.contender()
+    assert redis.lock.Lock(scene.client, "name", timeout=0.3).acquire()
     answer = waiter.acquire()
     assert answer.result(PATIENCE_S) is True
     waiter.release()
 
 
-def test_redis_pys_lock_shortened_and_expired_wakes_a_waiter(
-    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock
-) -> None:
-    waiter = callers.contender(callers.client(server.port), **LATE)
+def test_redis_pys_lock_shortened_and_expired_wakes_a_waiter(scene: Scene, theirs: redis.lock.Lock) -> None:
+    waiter = scene.contender()
     assert theirs.acquire()
-    answers = queue_up_and_watch([waiter], client)
+    answers = queue_up_and_watch([waiter], scene.client)
     assert theirs.extend(0.1, replace_ttl=True)
     hand_round([waiter], answers)
 
 
-def test_waiters_for_redis_pys_lock_get_it_in_order(
-    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock
-) -> None:
-    clients = [callers.client(server.port) for _ in range(3)]
-    waiters = [callers.contender(clients[number % 3], **LATE) for number in range(9)]
+def test_waiters_for_redis_pys_lock_get_it_in_order(scene: Scene, theirs: redis.lock.Lock) -> None:
+    clients = [scene.connect() for _ in range(3)]
+    waiters = [scene.contender(clients[number % 3]) for number in range(9)]
     for _ in range(2):
         assert theirs.acquire()
-        answers = queue_up_and_watch(waiters, client)
+        answers = queue_up_and_watch(waiters, scene.client)
         theirs.release()
         hand_round(waiters, answers)
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 def test_many_waiters_for_redis_pys_lock_are_silent_while_nothing_changes(
-    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock
+    scene: Scene, theirs: redis.lock.Lock
 ) -> None:
-    waiters = callers.contenders(20, callers.client(server.port, client_name="waiter"), **LATE)
+    waiters = scene.contenders(20, scene.connect(client_name="waiter"))
     assert theirs.acquire()
-    answers = queue_up_and_watch(waiters, client)
+    answers = queue_up_and_watch(waiters, scene.client)
 
     def silent() -> bool:
-        with sent_by(client, "waiter") as sent:
+        with sent_by(scene.client, "waiter") as sent:
             for _ in range(50):
                 assert theirs.owned()
         return not sent.commands
@@ -141,29 +132,27 @@ def test_many_waiters_for_redis_pys_lock_are_silent_while_nothing_changes(
 
 
 @pytest.mark.parametrize("number", [1, 20])
-def test_one_of_many_waiters_watches_redis_pys_lock(
-    callers: Callers, server: Server, client: redis.Redis, theirs: redis.lock.Lock, number: int
-) -> None:
-    waiters = callers.contenders(number, callers.client(server.port, client_name="waiter"), **LATE)
+def test_one_of_many_waiters_watches_redis_pys_lock(scene: Scene, theirs: redis.lock.Lock, number: int) -> None:
+    waiters = scene.contenders(number, scene.connect(client_name="waiter"))
     assert theirs.acquire()
-    answers = queue_up_and_watch(waiters, client)
-    with sent_by(client, "waiter") as sent:
+    answers = queue_up_and_watch(waiters, scene.client)
+    with sent_by(scene.client, "waiter") as sent:
         for _ in range(5):
             assert theirs.reacquire()
-            wait_until(lambda: watched(client), "the key is watched again")
+            wait_until(lambda: watched(scene.client), "the key is watched again")
     assert len(sent.commands) <= 2 * 5 * 4  # a request to wait and three to watch; twice, for late ones
     theirs.release()
     hand_round(waiters, answers)
 
 
-def test_an_operators_key_without_a_ttl_is_waited_for(callers: Callers, server: Server, client: redis.Redis) -> None:
-    waiters = callers.contenders(2, callers.client(server.port), **LATE)
-    client.set("name", "maintenance")
-    answers = queue_up_and_watch(waiters, client)
-    client.set("name", "still maintenance")
-    wait_until(lambda: watched(client), "the key is watched again")
-    assert client.get("name") == b"still maintenance"
-    client.delete("name")
+def test_an_operators_key_without_a_ttl_is_waited_for(scene: Scene) -> None:
+    waiters = scene.contenders(2)
+    scene.client.set("name", "maintenance")
+    answers = queue_up_and_watch(waiters, scene.client)
+    scene.client.set("name", "still maintenance")
+    wait_until(lambda: watched(scene.client), "the key is watched again")
+    assert scene.client.get("name") == b"still maintenance"
+    scene.client.delete("name")
     hand_round(waiters, answers)
 
 
@@ -179,24 +168,24 @@ def tries_more(admin: redis.Redis, enough: int) -> bool:
     return tries_of_all(admin) > enough
 
 
-def test_redis_py_gets_the_lock_when_nobody_of_ours_waits(
-    callers: Callers, server: Server, client: redis.Redis, connect: Connect
-) -> None:
-    holder, *waiters = callers.contenders(6, callers.client(server.port), **LATE)
-    polling = redis.lock.Lock(connect(server.port, client_name="redis-py"), "name", sleep=0.001, thread_local=False)
+def test_redis_py_gets_the_lock_when_nobody_of_ours_waits(scene: Scene, connect: Connect) -> None:
+    holder, *waiters = scene.contenders(6)
+    polling = redis.lock.Lock(
+        connect(scene.server.port, client_name="redis-py"), "name", sleep=0.001, thread_local=False
+    )
     assert holder.call("acquire")
-    answers = queue_up(waiters, client)
+    answers = scene.queue_up(waiters)
     theirs = start(polling.acquire)
     for number, contender in enumerate([holder, *waiters]):
         if number:
             assert answers[number - 1].result(PATIENCE_S) is True
-        with sent_by(client, "redis-py") as sent:
-            wait_until(partial(tries_more, client, tries_of_all(client) + 5), "redis-py tries")
+        with sent_by(scene.client, "redis-py") as sent:
+            wait_until(partial(tries_more, scene.client, tries_of_all(scene.client) + 5), "redis-py tries")
         assert "SET" in sent.commands
         assert not theirs.done()
         contender.release()
     assert theirs.result(PATIENCE_S) is True
-    assert client.get("name") == polling.local.token
+    assert scene.client.get("name") == polling.local.token
     polling.release()
 
 
@@ -229,54 +218,47 @@ def test_redis_pys_locks_and_ours_exclude_each_other(server: Server, connect: Co
 # Tokens that callers choose
 
 
-def test_a_chosen_token_waits_in_the_queue_by_a_ticket(callers: Callers, server: Server, client: redis.Redis) -> None:
-    holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
+def test_a_chosen_token_waits_in_the_queue_by_a_ticket(scene: Scene) -> None:
+    holder, waiter = scene.contenders(2)
     for _ in range(2):
         assert holder.call("acquire")
         answer = waiter.acquire(token="chosen")
-        wait_until(lambda: queued(client, "name") == 1, "its ticket is in the queue")
+        wait_until(lambda: scene.queued() == 1, "its ticket is in the queue")
         holder.release()
         assert answer.result(PATIENCE_S) is True
-        assert client.get("name") == b"chosen"
+        assert scene.client.get("name") == b"chosen"
         waiter.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 @pytest.mark.parametrize("token", ["chosen", b"\x00\xff", "rlf:" + 32 * "0"], ids=ascii)
-def test_a_chosen_token_has_its_turn_among_others(
-    callers: Callers, server: Server, client: redis.Redis, token: str | bytes
-) -> None:
-    holder, first, second, third = callers.contenders(4, callers.client(server.port), **LATE)
-    assert holder.call("acquire")
+def test_a_chosen_token_has_its_turn_among_others(scene: Scene, token: str | bytes) -> None:
+    holder, first, second, third = scene.holder_and(3)
     answers = []
     for number, (waiter, own) in enumerate([(first, None), (second, token), (third, None)], 1):
         answers.append(waiter.acquire() if own is None else waiter.acquire(token=own))
-        wait_until(lambda: queued(client, "name") == number, "it is in the queue")  # noqa: B023
+        wait_until(lambda: scene.queued() == number, "it is in the queue")  # noqa: B023
     for releasing, answer in zip((holder, first, second), answers, strict=True):
         assert not answer.done()
         releasing.release()
         assert answer.result(PATIENCE_S) is True
     third.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
-def test_a_ticket_is_given_up_with_its_waiter(callers: Callers, server: Server, client: redis.Redis) -> None:
-    holder, waiter = callers.contenders(2, callers.client(server.port), **LATE)
-    assert holder.call("acquire")
+def test_a_ticket_is_given_up_with_its_waiter(scene: Scene) -> None:
+    holder, waiter = scene.holder_and(1)
     assert waiter.call("acquire", token="chosen", blocking_timeout=HEARD_S) is False
-    assert queued(client, "name") == 0
+    assert scene.queued() == 0
     holder.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
-def test_a_lock_on_its_way_to_a_waiter_is_not_taken_with_the_same_token(
-    callers: Callers, server: Server, proxy: Proxy, client: redis.Redis
-) -> None:
-    holder, sharer = callers.contenders(2, callers.client(server.port), **LATE)
-    waiter = callers.contender(callers.client(proxy.port), **LATE)
+def test_a_lock_on_its_way_to_a_waiter_is_not_taken_with_the_same_token(scene: Scene, proxy: Proxy) -> None:
+    holder, sharer = scene.contenders(2)
+    waiter = scene.contender(scene.connect(proxy.port))
     assert holder.call("acquire")
-    answer = waiter.acquire(token="chosen")
-    until_queued(client, "name", 1)
+    answer = scene.wait(waiter, token="chosen")
     proxy.hold()
     holder.release()
     assert sharer.call("acquire", blocking=False, token="chosen") is False
@@ -284,81 +266,67 @@ def test_a_lock_on_its_way_to_a_waiter_is_not_taken_with_the_same_token(
     assert answer.result(PATIENCE_S) is True
     assert sharer.call("acquire", blocking=False, token="chosen") is True
     waiter.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
-def test_a_lock_that_gets_the_chosen_token_meanwhile_is_taken_with_it(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    holder, waiter = callers.contenders(2, callers.client(server.port), **{**LATE, "sleep": 0.02})
-    assert holder.call("acquire")
+def test_a_lock_that_gets_the_chosen_token_meanwhile_is_taken_with_it(scene: Scene) -> None:
+    _, waiter = scene.holder_and(1, timeout=FAR_S, sleep=0.02)
     answer = waiter.acquire(token="chosen")
-    wait_until(lambda: queued(client, "name") == 1, "its ticket is in the queue")
-    client.set("name", "chosen")
+    wait_until(lambda: scene.queued() == 1, "its ticket is in the queue")
+    scene.client.set("name", "chosen")
     assert answer.result(PATIENCE_S) is True
-    assert queued(client, "name") == 0
+    assert scene.queued() == 0
     waiter.release()
-    assert client.get("name") is None
+    assert scene.client.get("name") is None
 
 
-def test_lock_that_was_taken_over_with_the_chosen_token_is_handed_over(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    holder, patient = callers.contenders(2, callers.client(server.port), **LATE)
-    waiter = callers.contender(callers.client(server.port), **{**LATE, "sleep": 0.02})
+def test_lock_that_was_taken_over_with_the_chosen_token_is_handed_over(scene: Scene) -> None:
+    holder, patient = scene.contenders(2)
+    waiter = scene.contender(timeout=FAR_S, sleep=0.02)
     assert holder.call("acquire")
-    answer = patient.acquire()
-    until_queued(client, "name", 1)
+    answer = scene.wait(patient)
     taken = waiter.acquire(token="chosen")
-    until_queued(client, "name", 2)
-    client.set("name", "chosen")
+    scene.until_queued(2)
+    scene.client.set("name", "chosen")
     assert taken.result(PATIENCE_S) is True
     waiter.release()
     assert answer.result(PATIENCE_S) is True
     patient.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 @pytest.mark.parametrize("token", ["chosen", "rlf:" + 32 * "0", "chosen+", b"\x00\xff"], ids=ascii)
-def test_acquire_with_the_token_that_holds_the_lock_succeeds(
-    callers: Callers, server: Server, client: redis.Redis, token: str | bytes
-) -> None:
-    first, second = callers.contenders(2, callers.client(server.port), **LATE)
+def test_acquire_with_the_token_that_holds_the_lock_succeeds(scene: Scene, token: str | bytes) -> None:
+    first, second = scene.contenders(2)
     assert first.call("acquire", token=token)
-    client.pexpire("name", 1000)
+    scene.client.pexpire("name", 1000)
     assert second.call("acquire", blocking=False, token=token) is True
-    assert client.pttl("name") > 1000
+    assert scene.client.pttl("name") > 1000
     second.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
-def test_acquire_with_the_token_of_a_contended_lock_succeeds(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    holder, heir, waiter = callers.contenders(3, callers.client(server.port), **LATE)
-    assert holder.call("acquire")
+def test_acquire_with_the_token_of_a_contended_lock_succeeds(scene: Scene) -> None:
+    holder, heir, waiter = scene.holder_and(2)
     token = holder.lock.local.token
-    answer = waiter.acquire()
-    until_queued(client, "name", 1)
+    answer = scene.wait(waiter)
     assert heir.call("acquire", blocking=False, token=token) is True
-    assert client.get("name") == token + b"+"
+    assert scene.client.get("name") == token + b"+"
     heir.release()
     assert answer.result(PATIENCE_S) is True
 
 
-def test_holder_with_a_chosen_token_is_waited_for_in_the_queue(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    holder, *waiters = callers.contenders(4, callers.client(server.port), **LATE)
+def test_holder_with_a_chosen_token_is_waited_for_in_the_queue(scene: Scene) -> None:
+    holder, *waiters = scene.contenders(4)
     assert holder.call("acquire", token="chosen")
-    answers = queue_up_and_watch(waiters, client)
-    assert client.get("name") == b"chosen"
+    answers = queue_up_and_watch(waiters, scene.client)
+    assert scene.client.get("name") == b"chosen"
     assert holder.call("owned")
     assert holder.call("extend", 1)
     assert holder.call("reacquire")
     holder.release()
     hand_round(waiters, answers)
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 # Classes of users
@@ -380,23 +348,21 @@ def contender_of(callers: Callers, kind: type[Any], port: int, **settings: Any) 
 SCRIPT = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 
-def test_a_class_with_a_script_of_its_own_is_never_marked(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    kind = own_kind(callers, LUA_RELEASE_SCRIPT=SCRIPT, lua_release=None)
-    holder, waiter = (contender_of(callers, kind, server.port, **LATE) for _ in range(2))
-    ours = callers.contender(callers.client(server.port), **LATE)
+def test_a_class_with_a_script_of_its_own_is_never_marked(scene: Scene) -> None:
+    kind = own_kind(scene.callers, LUA_RELEASE_SCRIPT=SCRIPT, lua_release=None)
+    holder, waiter = (contender_of(scene.callers, kind, scene.server.port, **LATE) for _ in range(2))
+    ours = scene.contender()
     assert holder.call("acquire")
     answer = waiter.acquire()
-    wait_until(lambda: queued(client, "name") == 1, "its ticket is in the queue")
-    assert client.get("name") == holder.lock.local.token
+    wait_until(lambda: scene.queued() == 1, "its ticket is in the queue")
+    assert scene.client.get("name") == holder.lock.local.token
     holder.release()
     assert answer.result(PATIENCE_S) is True
-    answers = queue_up_and_watch([ours], client)
-    assert client.get("name") == waiter.lock.local.token
+    answers = queue_up_and_watch([ours], scene.client)
+    assert scene.client.get("name") == waiter.lock.local.token
     waiter.release()
     hand_round([ours], answers)
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 def comparing_hooks(callers: Callers, client: redis.Redis) -> dict[str, Any]:
@@ -423,53 +389,49 @@ def comparing_hooks(callers: Callers, client: redis.Redis) -> dict[str, Any]:
 
 @pytest.mark.parametrize("overridden", ["do_release", "do_extend", "do_reacquire"])
 @pytest.mark.parametrize("how", ["in a base class", "after the class statement", "on the lock"])
-def test_a_lock_with_a_hook_that_compares_tokens_is_never_marked(
-    callers: Callers, server: Server, client: redis.Redis, how: str, overridden: str
-) -> None:
-    hook = comparing_hooks(callers, client)[overridden]
-    kind = type("Derived", (own_kind(callers, **({overridden: hook} if how == "in a base class" else {})),), {})
-    holder = contender_of(callers, kind, server.port, timeout=int(FAR_S))
+def test_a_lock_with_a_hook_that_compares_tokens_is_never_marked(scene: Scene, how: str, overridden: str) -> None:
+    hook = comparing_hooks(scene.callers, scene.client)[overridden]
+    kind = type("Derived", (own_kind(scene.callers, **({overridden: hook} if how == "in a base class" else {})),), {})
+    holder = contender_of(scene.callers, kind, scene.server.port, timeout=int(FAR_S))
     if how == "after the class statement":
         setattr(kind, overridden, hook)
     elif how == "on the lock":
         setattr(holder.lock, overridden, MethodType(hook, holder.lock))
     assert holder.call("acquire")
-    waiter = callers.contender(callers.client(server.port), **LATE)
-    answers = queue_up_and_watch([waiter], client)
-    assert client.get("name") == holder.lock.local.token
+    waiter = scene.contender()
+    answers = queue_up_and_watch([waiter], scene.client)
+    assert scene.client.get("name") == holder.lock.local.token
     assert holder.call("extend", 2 * int(FAR_S)) is True
     assert holder.call("reacquire") is True
     holder.release()
     hand_round([waiter], answers)
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
-def test_a_class_with_a_do_acquire_of_its_own_polls_through_it(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
+def test_a_class_with_a_do_acquire_of_its_own_polls_through_it(scene: Scene) -> None:
     tries = itertools.count()
-    base: Any = redislock_fast.Lock if isinstance(callers, Threads) else redislock_fast.asyncio.Lock
+    base: Any = redislock_fast.Lock if isinstance(scene.callers, Threads) else redislock_fast.asyncio.Lock
 
     def do_acquire(self: Any, token: Any) -> Any:
         next(tries)
         return base.do_acquire(self, token)
 
-    kind = own_kind(callers, do_acquire=do_acquire)
-    holder = callers.contender(callers.client(server.port), **LATE)
-    waiter = contender_of(callers, kind, server.port, timeout=FAR_S, sleep=0.002)
+    kind = own_kind(scene.callers, do_acquire=do_acquire)
+    holder = scene.contender()
+    waiter = contender_of(scene.callers, kind, scene.server.port, timeout=FAR_S, sleep=0.002)
     assert holder.call("acquire")
     answer = waiter.acquire()
     wait_until(lambda: next(tries) > 20, "the waiter tries again and again")
-    assert client.keys() == [b"name"]
+    assert scene.client.keys() == [b"name"]
     holder.release()
     assert answer.result(PATIENCE_S) is True
     waiter.release()
 
 
 @pytest.mark.parametrize("verb", ["release", "reacquire", "extend", "owned"])
-def test_callers_token_does_not_hold_what_holds_a_longer_one(callers: Callers, server: Server, verb: str) -> None:
-    client = callers.client(server.port)
-    holder, other = callers.contenders(2, client, timeout=60)
+def test_callers_token_does_not_hold_what_holds_a_longer_one(scene: Scene, verb: str) -> None:
+    client = scene.connect()
+    holder, other = scene.contenders(2, client, timeout=60)
     assert holder.call("acquire", token="job+")
     assert other.call("acquire", token="job", blocking=False) is False
     other.lock.local.token = b"job"
