@@ -49,7 +49,7 @@ from tests.support.holding import Holders, Losses
 from tests.support.pipes import MAKERS, PAIRS, Peer
 from tests.support.proxy import Proxy
 from tests.support.running import runs  # noqa: F401  # as above
-from tests.support.scenes import mortal_scene, scene, valkey_scene  # noqa: F401  # as above
+from tests.support.scenes import holder, mortal_scene, scene, valkey_scene  # noqa: F401  # as above
 from tests.support.selection import (  # noqa: F401  # pytest finds hooks by name
     pytest_addoption,
     pytest_collection_finish,

@@ -1,4 +1,4 @@
-"""A scene: an empty server, and callers that contend for locks there. `scene`, `valkey_scene`, `mortal_scene`.
+"""Fixtures of locks that callers contend for on one server: `scene`, `valkey_scene`, `mortal_scene`, `holder`.
 
 What a test gets:
 
@@ -8,6 +8,7 @@ What a test gets:
 - `scene.holder()`: a lock that is held; `scene.holder_and(2)`: one that is held, and two others of its client.
 - `scene.wait(waiter)`: let it wait. Returns its answer, a future, once it stands in the queue.
 - `scene.queued()`, `scene.until_queued(2)`: how many wait for the lock.
+- `holder`, a fixture of its own: a lock of `scene.client` that is held.
 
 All locks have the name "name", and neither expire nor make health checks while a test runs (`LATE`), unless the test
 gives settings. So a waiter that must be notified hangs where it is not.
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from redislock_fast import Lock
 from redislock_fast.server import Server
 from tests.support.helpers import many
 from tests.support.waiting import LATE, Callers, Contender, queue_up, queued, until_queued
@@ -83,6 +85,14 @@ class Scene:
     def until_queued(self, length: int) -> None:
         """Return once so many wait."""
         until_queued(self.client, "name", length)
+
+
+@pytest.fixture
+def holder(client: redis.Redis) -> Lock:
+    """A lock of the test's own client, held; it is for threads, and its calls block a loop."""
+    lock = Lock(client, "name", thread_local=False, **LATE)
+    assert lock.acquire()
+    return lock
 
 
 @pytest.fixture

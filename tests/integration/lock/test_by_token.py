@@ -40,6 +40,7 @@ from tests.support.holding import (
     until_passed,
 )
 from tests.support.proxy import Proxy
+from tests.support.scenes import Scene
 from tests.support.waiting import FAR_S, Callers, Contender, Threads
 from tests.support.worlds import IN_THREADS, World
 
@@ -495,11 +496,11 @@ def until_heard(contender: Contender) -> None:
 @SETTINGS
 @pytest.mark.parametrize(("callers", "fail"), GIVEN_UP + BROKEN, indirect=["callers"])
 def test_acquire_that_fails_leaves_the_lock_of_another_with_the_token(
-    callers: Callers, fail: Fail, server: Server, proxy: Proxy, undone: list[bytes], settings: dict[str, Any]
+    scene: Scene, fail: Fail, proxy: Proxy, undone: list[bytes], settings: dict[str, Any]
 ) -> None:
-    holder = callers.contender(callers.client(server.port), timeout=FAR_S)
+    holder = scene.contender(timeout=FAR_S)
     assert holder.call("acquire", token=TOKEN) is True
-    contender = connected(callers, proxy, **settings)
+    contender = connected(scene.callers, proxy, **settings)
     fail(contender, proxy)
     proxy.resume()
     until_heard(contender)
@@ -513,13 +514,13 @@ def test_acquire_that_fails_leaves_the_lock_of_another_with_the_token(
 @SETTINGS
 @pytest.mark.parametrize(("callers", "fail"), GIVEN_UP, indirect=["callers"])
 def test_acquire_that_is_given_up_gives_back_what_it_has_taken(
-    callers: Callers, fail: Fail, proxy: Proxy, client: redis.Redis, settings: dict[str, Any]
+    scene: Scene, fail: Fail, proxy: Proxy, settings: dict[str, Any]
 ) -> None:
-    contender = connected(callers, proxy, **settings)
+    contender = connected(scene.callers, proxy, **settings)
     fail(contender, proxy)
-    assert client.get("name") == TOKEN
+    assert scene.client.get("name") == TOKEN
     proxy.resume()
-    wait_until(lambda: not client.exists("name"), "it is undone")
+    wait_until(lambda: not scene.client.exists("name"), "it is undone")
     assert contender.call("acquire", token=TOKEN, blocking=False) is True
 
 
@@ -551,16 +552,16 @@ def test_acquire_by_tasks_cancelled_at_any_iteration_takes_nothing_and_deletes_n
 
 
 def test_acquire_whose_connection_breaks_leaves_what_it_has_taken_to_its_ttl(
-    callers: Callers, proxy: Proxy, client: redis.Redis, undone: list[bytes]
+    scene: Scene, proxy: Proxy, undone: list[bytes]
 ) -> None:
-    contender = connected(callers, proxy)
+    contender = connected(scene.callers, proxy)
     by_lost_reply(contender, proxy)
     until_heard(contender)
     assert undone == []
-    assert client.get("name") == TOKEN
+    assert scene.client.get("name") == TOKEN
     assert contender.call("acquire", token=TOKEN, blocking=False) is True
     contender.release()
-    assert not client.exists("name")
+    assert not scene.client.exists("name")
 
 
 # Two callers of one process bring the token at once
@@ -589,25 +590,23 @@ def test_what_an_attempt_took_is_left_to_another_that_has_found_it(
 
 @SETTINGS
 def test_what_an_attempt_took_is_undone_when_none_of_them_holds_it(
-    callers: Callers, proxy: Proxy, client: redis.Redis, settings: dict[str, Any]
+    scene: Scene, proxy: Proxy, settings: dict[str, Any]
 ) -> None:
-    given_up = connected(callers, proxy, **settings)
-    others = callers.contenders(2, given_up.lock.redis, timeout=FAR_S, **settings)
+    given_up = connected(scene.callers, proxy, **settings)
+    others = scene.contenders(2, given_up.lock.redis, timeout=FAR_S, **settings)
     for contender in (given_up, *others):
         by_time(contender, proxy)
-    assert client.get("name") == TOKEN
+    assert scene.client.get("name") == TOKEN
     proxy.resume()
-    wait_until(lambda: not client.exists("name"), "it is undone")
+    wait_until(lambda: not scene.client.exists("name"), "it is undone")
 
 
 @pytest.mark.parametrize(
     ("callers", "limit_s"), [pytest.param("threads", 3, marks=pytest.mark.slow), ("tasks", FAR_S)], indirect=["callers"]
 )
-def test_what_an_attempt_takes_after_another_has_released_is_undone(
-    callers: Callers, limit_s: float, proxy: Proxy, client: redis.Redis
-) -> None:
-    given_up = connected(callers, proxy)
-    other = callers.contender(given_up.lock.redis, timeout=FAR_S, fencing=True)  # whose request is no SET
+def test_what_an_attempt_takes_after_another_has_released_is_undone(scene: Scene, limit_s: float, proxy: Proxy) -> None:
+    given_up = connected(scene.callers, proxy)
+    other = scene.contender(given_up.lock.redis, timeout=FAR_S, fencing=True)  # whose request is no SET
     proxy.answer(b"-LOADING the data\r\n", "SET")
     known = proxy.requests["SET"]
     answer = given_up.acquire(token=TOKEN, blocking_timeout=limit_s)
@@ -616,14 +615,14 @@ def test_what_an_attempt_takes_after_another_has_released_is_undone(
     other.release()
     proxy.hold(answers_pass=True)
     proxy.disarm()
-    wait_until(lambda: client.get("name") == TOKEN, "it has taken the lock")
+    wait_until(lambda: scene.client.get("name") == TOKEN, "it has taken the lock")
     if limit_s == FAR_S:
         answer.cancel()
     with pytest.raises((redis.TimeoutError, CancelledError)):
         answer.result(PATIENCE_S)
     given_up.call("remaining")  # the loop does one after the other
     proxy.resume()
-    wait_until(lambda: not client.exists("name"), "it is undone")
+    wait_until(lambda: not scene.client.exists("name"), "it is undone")
 
 
 # The lock is had, and the acquire fails
@@ -632,13 +631,11 @@ def test_what_an_attempt_takes_after_another_has_released_is_undone(
 UNREPLICATED: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": 0.01}
 
 
-def test_acquire_that_fails_after_it_found_the_lock_leaves_it(
-    callers: Callers, server: Server, undone: list[bytes]
-) -> None:
-    client = callers.client(server.port)
-    holder = callers.contender(client, timeout=FAR_S)
+def test_acquire_that_fails_after_it_found_the_lock_leaves_it(scene: Scene, undone: list[bytes]) -> None:
+    client = scene.connect()
+    holder = scene.contender(client, timeout=FAR_S)
     assert holder.call("acquire", token=TOKEN) is True
-    contender = callers.contender(client, timeout=FAR_S, **UNREPLICATED)
+    contender = scene.contender(client, timeout=FAR_S, **UNREPLICATED)
     with pytest.raises(redislock_fast.NotReplicatedError):
         contender.call("acquire", token=TOKEN)
     assert undone == []
@@ -646,10 +643,8 @@ def test_acquire_that_fails_after_it_found_the_lock_leaves_it(
     assert holder.call("owned") is True
 
 
-def test_acquire_that_fails_after_it_took_the_lock_gives_it_back(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    contender = callers.contender(callers.client(server.port), timeout=FAR_S, **UNREPLICATED)
+def test_acquire_that_fails_after_it_took_the_lock_gives_it_back(scene: Scene) -> None:
+    contender = scene.contender(timeout=FAR_S, **UNREPLICATED)
     with pytest.raises(redislock_fast.NotReplicatedError):
         contender.call("acquire", token=TOKEN)
-    wait_until(lambda: not client.exists("name"), "it is undone")
+    wait_until(lambda: not scene.client.exists("name"), "it is undone")

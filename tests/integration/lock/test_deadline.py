@@ -19,10 +19,9 @@ import redislock_fast.asyncio
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
+from tests.support.scenes import Scene
 from tests.support.times import clock
-from tests.support.waiting import FAR_S, LATE, Contender, Tasks, Threads, until_queued
-
-Callers = Threads | Tasks
+from tests.support.waiting import FAR_S, LATE, Callers, Contender
 
 PATIENT: dict[str, Any] = {"socket_timeout": FAR_S, "socket_connect_timeout": FAR_S}
 """Settings of a client whose own limits are beyond any test's patience."""
@@ -34,22 +33,13 @@ SHORT_S = 0.05
 LONG_S = 1.0
 
 
-@pytest.fixture
-def holder(client: redis.Redis) -> redislock_fast.Lock:
-    """A lock of another client, held."""
-    lock = redislock_fast.Lock(client, "name", thread_local=False, **LATE)
-    assert lock.acquire()
-    return lock
-
-
-def connected(callers: Callers, port: int, **settings: Any) -> Contender:
+def connected(scene: Scene, port: int, **settings: Any) -> Contender:
     """A contender whose connection stands and listens for messages."""
-    client = callers.client(port, **PATIENT)
-    held, other = (callers.contender(client, "warm-up", **LATE) for _ in range(2))
-    assert held.call("acquire")
-    assert other.call("acquire", blocking_timeout=SHORT_S) is False
+    client = scene.connect(port, **PATIENT)
+    held = scene.holder(client, "warm-up")
+    assert scene.contender(client, "warm-up").call("acquire", blocking_timeout=SHORT_S) is False
     held.release()
-    return callers.contender(client, **{**LATE, **settings})
+    return scene.contender(client, **{**LATE, **settings})
 
 
 def until_free(client: redis.Redis) -> None:
@@ -63,23 +53,23 @@ def until_free(client: redis.Redis) -> None:
 
 @pytest.mark.slow
 def test_lock_of_another_is_refused_over_a_network_slower_than_the_grace(
-    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
+    scene: Scene, proxy: Proxy, holder: redislock_fast.Lock
 ) -> None:
-    waiter = connected(callers, proxy.port)
+    waiter = connected(scene, proxy.port)
     proxy.delay_s = FAR_AWAY_S
     assert waiter.call("acquire", blocking_timeout=4 * FAR_AWAY_S) is False
-    until_queued(client, "name", 0)
+    scene.until_queued(0)
     assert holder.owned()
     holder.release()
-    until_free(client)
+    until_free(scene.client)
 
 
 @pytest.mark.slow
 def test_refusal_over_a_slow_network_is_no_failure_to_a_breaker(
-    callers: Callers, proxy: Proxy, holder: redislock_fast.Lock
+    scene: Scene, proxy: Proxy, holder: redislock_fast.Lock
 ) -> None:
     breaker = pybreaker.CircuitBreaker(fail_max=1, reset_timeout=FAR_S)
-    waiter = connected(callers, proxy.port, breaker=breaker, fencing=True)
+    waiter = connected(scene, proxy.port, breaker=breaker, fencing=True)
     proxy.delay_s = FAR_AWAY_S
     assert waiter.call("acquire", blocking_timeout=4 * FAR_AWAY_S) is False
     assert breaker.fail_counter == 0
@@ -89,9 +79,9 @@ def test_refusal_over_a_slow_network_is_no_failure_to_a_breaker(
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", ["push", "poll"])
 def test_server_that_falls_silent_after_its_verdict_has_refused(
-    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock, wait: str
+    scene: Scene, proxy: Proxy, holder: redislock_fast.Lock, wait: str
 ) -> None:
-    waiter = connected(callers, proxy.port, wait=wait, sleep=0.2)
+    waiter = connected(scene, proxy.port, wait=wait, sleep=0.2)
     sets = proxy.replies["SET"]
     answer = waiter.acquire(blocking_timeout=LONG_S)
     proxy.wait_for_reply("SET", sets + 1)
@@ -101,34 +91,31 @@ def test_server_that_falls_silent_after_its_verdict_has_refused(
     proxy.resume()
     assert holder.owned()
     holder.release()
-    until_free(client)
+    until_free(scene.client)
 
 
 @pytest.mark.slow
 def test_lock_that_is_granted_while_its_waiter_gives_up_unheard_is_passed_on(
-    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
+    scene: Scene, proxy: Proxy, holder: redislock_fast.Lock
 ) -> None:
-    waiter = connected(callers, proxy.port)
-    answer = waiter.acquire(blocking_timeout=LONG_S)
-    until_queued(client, "name", 1)
+    waiter = connected(scene, proxy.port)
+    answer = scene.wait(waiter, blocking_timeout=LONG_S)
     proxy.wait_for_quiet()
     proxy.hold()
     holder.release()
-    assert client.exists("name")
+    assert scene.client.exists("name")
     assert answer.result(PATIENCE_S) is False
-    until_free(client)
+    until_free(scene.client)
     assert waiter.lock.local.token is None
 
 
-def test_without_any_verdict_an_acquire_times_out(
-    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
-) -> None:
-    waiter = connected(callers, proxy.port)
+def test_without_any_verdict_an_acquire_times_out(scene: Scene, proxy: Proxy, holder: redislock_fast.Lock) -> None:
+    waiter = connected(scene, proxy.port)
     proxy.delay_s = FAR_S
     with pytest.raises(redis.TimeoutError):
         waiter.call("acquire", blocking_timeout=SHORT_S)
     assert holder.owned()
-    until_queued(client, "name", 0)
+    scene.until_queued(0)
 
 
 # ---- one deadline ----
@@ -155,28 +142,26 @@ def test_frozen_server_is_waited_for_no_longer_than_the_deadline(
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("settings", [{}, {"fencing": True}], ids=["plain", "fencing"])
 def test_connection_that_was_closed_while_idle_costs_no_acquire_without_time(
-    callers: Callers, server: Server, client: redis.Redis, settings: dict[str, Any]
+    scene: Scene, settings: dict[str, Any]
 ) -> None:
-    hasty = callers.contender(callers.client(server.port, **PATIENT), **LATE, **settings)
+    hasty = scene.contender(scene.connect(**PATIENT), **LATE, **settings)
     for _ in range(3):
         assert hasty.call("acquire", blocking_timeout=0) is True
         hasty.release()
         for kind in ("normal", "pubsub"):
-            client.client_kill_filter(_type=kind, skipme=True)
+            scene.client.client_kill_filter(_type=kind, skipme=True)
 
 
-def test_second_request_of_an_acquire_has_the_rest_of_its_time(
-    callers: Callers, proxy: Proxy, client: redis.Redis
-) -> None:
-    hasty = connected(callers, proxy.port)
-    client.set("name", "mine")
+def test_second_request_of_an_acquire_has_the_rest_of_its_time(scene: Scene, proxy: Proxy) -> None:
+    hasty = connected(scene, proxy.port)
+    scene.client.set("name", "mine")
     proxy.delay_s = 5 * SHORT_S
     try:  # the first reply comes in time; the next one would, within as much time again
         acquired = hasty.call("acquire", blocking_timeout=6 * SHORT_S, token="mine")
     except redis.TimeoutError:
         acquired = False
     assert acquired is False
-    assert b"mine" == client.get("name")
+    assert b"mine" == scene.client.get("name")
 
 
 @pytest.mark.slow
@@ -199,17 +184,16 @@ def test_callers_that_connect_at_once_wait_for_each_other_and_the_server_until_t
 
 @pytest.mark.slow
 def test_number_of_a_lock_that_was_handed_over_is_waited_for_until_the_deadline(
-    callers: Callers, proxy: Proxy, client: redis.Redis, holder: redislock_fast.Lock
+    scene: Scene, proxy: Proxy, holder: redislock_fast.Lock
 ) -> None:
-    waiter = connected(callers, proxy.port, fencing=True)
-    answer = waiter.acquire(blocking_timeout=LONG_S)
-    until_queued(client, "name", 1)
+    waiter = connected(scene, proxy.port, fencing=True)
+    answer = scene.wait(waiter, blocking_timeout=LONG_S)
     proxy.wait_for_quiet()
     proxy.hold(messages_pass=True)
     holder.release()
     assert answer.result(PATIENCE_S) is False
     proxy.resume()
-    until_free(client)
+    until_free(scene.client)
     assert waiter.lock.local.token is None
 
 
@@ -251,38 +235,32 @@ def hooked(waiter: Contender, threads_class: type, tasks_class: type) -> Contend
     return waiter
 
 
-def test_lease_of_a_lock_that_a_hook_took_is_confirmed_until_the_deadline(
-    callers: Callers, proxy: Proxy, client: redis.Redis
-) -> None:
-    taken = hooked(connected(callers, proxy.port, auto_renew=True), TakenByHook, TakenByAsyncHook)
-    hooks_client = callers.client(client.connection_pool.connection_kwargs["port"])
+def test_lease_of_a_lock_that_a_hook_took_is_confirmed_until_the_deadline(scene: Scene, proxy: Proxy) -> None:
+    taken = hooked(connected(scene, proxy.port, auto_renew=True), TakenByHook, TakenByAsyncHook)
+    hooks_client = scene.connect(scene.client.connection_pool.connection_kwargs["port"])
     taken.lock._redis, taken.lock._pool = hooks_client, hooks_client.connection_pool  # the hook's alone
     proxy.hold()
     with pytest.raises(redis.TimeoutError):
         taken.call("acquire", blocking_timeout=SHORT_S)
     proxy.resume()
-    until_free(client)
+    until_free(scene.client)
 
 
-def test_attempt_of_a_hook_that_calls_the_original_ends_with_the_deadline(
-    callers: Callers, proxy: Proxy, client: redis.Redis
-) -> None:
-    waiter = hooked(connected(callers, proxy.port), CallsTheOriginal, CallsTheAsyncOriginal)
+def test_attempt_of_a_hook_that_calls_the_original_ends_with_the_deadline(scene: Scene, proxy: Proxy) -> None:
+    waiter = hooked(connected(scene, proxy.port), CallsTheOriginal, CallsTheAsyncOriginal)
     proxy.hold()
     with pytest.raises(redis.TimeoutError):
         waiter.call("acquire", blocking_timeout=SHORT_S)
     proxy.resume()
-    until_free(client)
+    until_free(scene.client)
 
 
 @pytest.mark.parametrize("blocking_timeout", [0, SHORT_S])
-def test_replicas_are_waited_for_until_the_deadline(
-    callers: Callers, server: Server, client: redis.Redis, blocking_timeout: float
-) -> None:
-    waiter = connected(callers, server.port, wait_replicas=1, wait_timeout=FAR_S / 2)
+def test_replicas_are_waited_for_until_the_deadline(scene: Scene, blocking_timeout: float) -> None:
+    waiter = connected(scene, scene.server.port, wait_replicas=1, wait_timeout=FAR_S / 2)
     with pytest.raises(redislock_fast.NotReplicatedError):
         waiter.call("acquire", blocking_timeout=blocking_timeout)
-    until_free(client)
+    until_free(scene.client)
 
 
 # ---- a lock that is free ----
@@ -291,16 +269,16 @@ def test_replicas_are_waited_for_until_the_deadline(
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("sleeps", [(0.05, FAR_S), (FAR_S, 0.05)])
 def test_shortest_interval_among_the_waiters_of_a_process_counts(
-    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock, sleeps: tuple[float, float]
+    scene: Scene, holder: redislock_fast.Lock, sleeps: tuple[float, float]
 ) -> None:
-    locks = callers.client(server.port)
-    first, second = (callers.contender(locks, timeout=FAR_S, sleep=sleep) for sleep in sleeps)
+    locks = scene.connect()
+    first, second = (scene.contender(locks, timeout=FAR_S, sleep=sleep) for sleep in sleeps)
     answers = [first.acquire()]
-    until_queued(client, "name", 1)
+    scene.until_queued(1)
     answers.append(second.acquire())
-    until_queued(client, "name", 2)
+    scene.until_queued(2)
     assert holder.owned()
-    client.delete("name")
+    scene.client.delete("name")
     assert answers[0].result(PATIENCE_S) is True
     first.release()
     assert answers[1].result(PATIENCE_S) is True
@@ -317,54 +295,49 @@ def test_shortest_interval_among_the_waiters_of_a_process_counts(
     ids=["DEL", "FLUSHALL, no ttl"],
 )
 def test_lock_whose_key_is_gone_is_taken_at_the_deadline(
-    callers: Callers,
-    server: Server,
-    client: redis.Redis,
+    scene: Scene,
     holder: redislock_fast.Lock,
     lose: Callable[[redis.Redis], object],
     settings: dict[str, Any],
     pttl_ms: Any,
 ) -> None:
-    waiter = callers.contender(callers.client(server.port), **settings)
-    answer = waiter.acquire(blocking_timeout=LONG_S)
-    until_queued(client, "name", 1)
+    waiter = scene.contender(**settings)
+    answer = scene.wait(waiter, blocking_timeout=LONG_S)
     assert holder.owned()
-    lose(client)
+    lose(scene.client)
     assert answer.result(PATIENCE_S) is True
     assert waiter.call("owned")
-    assert client.pttl("name") in pttl_ms
+    assert scene.client.pttl("name") in pttl_ms
     waiter.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_lock_whose_key_is_gone_is_given_to_the_first_in_the_queue_at_the_deadline_of_another(
-    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+    scene: Scene, holder: redislock_fast.Lock
 ) -> None:
-    patient, hasty = (callers.contender(callers.client(server.port), **LATE) for _ in range(2))
-    waits = patient.acquire()
-    until_queued(client, "name", 1)
+    patient, hasty = (scene.contender() for _ in range(2))
+    waits = scene.wait(patient)
     gives_up = hasty.acquire(blocking_timeout=LONG_S)
-    until_queued(client, "name", 2)
+    scene.until_queued(2)
     assert holder.owned()
-    client.delete("name")
+    scene.client.delete("name")
     assert gives_up.result(PATIENCE_S) is False
     assert waits.result(PATIENCE_S) is True
     patient.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_queue_of_a_lock_whose_key_is_no_string_is_left_at_the_deadline(
-    callers: Callers, server: Server, client: redis.Redis, holder: redislock_fast.Lock
+    scene: Scene, holder: redislock_fast.Lock
 ) -> None:
-    waiter = callers.contender(callers.client(server.port), **LATE)
-    answer = waiter.acquire(blocking_timeout=LONG_S)
-    until_queued(client, "name", 1)
+    waiter = scene.contender()
+    answer = scene.wait(waiter, blocking_timeout=LONG_S)
     assert holder.owned()
-    client.delete("name")
-    client.rpush("name", "no lock")
+    scene.client.delete("name")
+    scene.client.rpush("name", "no lock")
     assert answer.result(PATIENCE_S) is False
-    until_queued(client, "name", 0)
+    scene.until_queued(0)

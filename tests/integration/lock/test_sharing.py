@@ -26,8 +26,9 @@ from tests.support.async_helpers import async_few
 from tests.support.helpers import PATIENCE_S, few, start
 from tests.support.proxy import Proxy
 from tests.support.redlock import clients_of
+from tests.support.scenes import Scene
 from tests.support.transports import steps_until
-from tests.support.waiting import FAR_S, Callers, Contender, Threads, transport_in_use, until_one_is_done, until_queued
+from tests.support.waiting import FAR_S, Callers, Contender, Threads, transport_in_use, until_one_is_done
 from tests.support.worlds import World, waited
 
 COMPLETE = "redislock_fast._procedures.on_options.complete_acquire"
@@ -44,18 +45,18 @@ def shared_lock(callers: Callers, proxy: Proxy, **settings: Any) -> Contender:
 
 
 def test_attempt_that_is_being_undone_does_not_wait_under_its_token(
-    callers: Callers, proxy: Proxy, client: redis.Redis, undone: list[bytes]
+    scene: Scene, proxy: Proxy, undone: list[bytes]
 ) -> None:
-    holder = redislock_fast.Lock(client, "name", timeout=FAR_S)
+    holder = redislock_fast.Lock(scene.client, "name", timeout=FAR_S)
     assert holder.acquire()
-    shared = shared_lock(callers, proxy, sleep=0.05)
+    shared = shared_lock(scene.callers, proxy, sleep=0.05)
     proxy.hold()
     known = proxy.requests["SET"]
     answers = [shared.acquire(blocking_timeout=PATIENCE_S) for _ in range(2)]
     proxy.wait_for_request("SET", known + 2)
     proxy.cut()
     proxy.resume()
-    until_queued(client, "name", 2)
+    scene.until_queued(2)
     holder.release()
     while answers:
         until_one_is_done(answers)
@@ -66,14 +67,12 @@ def test_attempt_that_is_being_undone_does_not_wait_under_its_token(
     assert len(undone) == 2  # what was sent when the connection was cut
 
 
-def test_acquire_that_fails_leaves_what_another_has_acquired(
-    callers: Callers, proxy: Proxy, client: redis.Redis, undone: list[bytes]
-) -> None:
-    holder = redislock_fast.Lock(client, "name", timeout=FAR_S)
+def test_acquire_that_fails_leaves_what_another_has_acquired(scene: Scene, proxy: Proxy, undone: list[bytes]) -> None:
+    holder = redislock_fast.Lock(scene.client, "name", timeout=FAR_S)
     assert holder.acquire()
-    shared = shared_lock(callers, proxy, auto_renew=True)
+    shared = shared_lock(scene.callers, proxy, auto_renew=True)
     answers = [shared.acquire() for _ in range(2)]
-    until_queued(client, "name", 2)
+    scene.until_queued(2)
     holder.release()
     until_one_is_done(answers)
     held = shared.lock.local.token
@@ -112,9 +111,9 @@ def interpose(
 
 
 def test_lock_whose_acquire_is_not_complete_is_nobodys_to_give_away(
-    callers: Callers, server: Server, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = callers.contender(callers.client(server.port), timeout=FAR_S, fencing=True)
+    shared = scene.contender(timeout=FAR_S, fencing=True)
     complete = pkgutil.resolve_name(COMPLETE)
 
     def watched(lock: Any, *args: Any) -> Any:
@@ -129,14 +128,14 @@ def test_lock_whose_acquire_is_not_complete_is_nobodys_to_give_away(
 
 
 def test_acquire_that_is_not_completed_leaves_what_another_has_acquired(
-    callers: Callers, server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shared = callers.contender(callers.client(server.port), timeout=FAR_S, auto_renew=True)
+    shared = scene.contender(timeout=FAR_S, auto_renew=True)
     complete = pkgutil.resolve_name(COMPLETE)
 
     def overtaken(_: Any, *args: Any) -> Iterator[Any]:
         monkeypatch.setattr(COMPLETE, complete)
-        client.delete("name")
+        scene.client.delete("name")
         other = shared.acquire()
         yield from steps_until(other.done)
         raise redis.ConnectionError("lost")
@@ -148,14 +147,12 @@ def test_acquire_that_is_not_completed_leaves_what_another_has_acquired(
     shared.release()
 
 
-def test_acquire_or_extend_of_what_was_lost_leaves_what_another_has_acquired(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    shared = callers.contender(callers.client(server.port), timeout=FAR_S)
+def test_acquire_or_extend_of_what_was_lost_leaves_what_another_has_acquired(scene: Scene) -> None:
+    shared = scene.contender(timeout=FAR_S)
     assert shared.call("acquire") is True
 
     def acquire_anew() -> Future[bool]:
-        client.delete("name")
+        scene.client.delete("name")
         return shared.acquire()
 
     interpose(shared, shared.lock, "do_reacquire", acquire_anew, error=LockNotOwnedError("lost"))
@@ -164,21 +161,17 @@ def test_acquire_or_extend_of_what_was_lost_leaves_what_another_has_acquired(
     shared.release()
 
 
-def test_overridden_attempt_knows_its_own_token_from_that_of_another(
-    callers: Callers, server: Server, client: redis.Redis
-) -> None:
-    shared = callers.contender(callers.client(server.port), timeout=FAR_S)
-    client.set("name", b"mine", ex=1000)
+def test_overridden_attempt_knows_its_own_token_from_that_of_another(scene: Scene) -> None:
+    shared = scene.contender(timeout=FAR_S)
+    scene.client.set("name", b"mine", ex=1000)
     interpose(shared, shared.lock, "do_acquire", lambda: shared.acquire(blocking=False, token=b"another's"))
     assert shared.call("acquire", blocking=False, token=b"mine") is True  # it was found held by that, and reacquired
     shared.release()
 
 
-def test_release_beside_another_that_is_under_way_finds_the_lock_unlocked(callers: Callers, server: Server) -> None:
+def test_release_beside_another_that_is_under_way_finds_the_lock_unlocked(scene: Scene) -> None:
     losses: list[Any] = []
-    shared = callers.contender(
-        callers.client(server.port), timeout=FAR_S, on_lost=lambda _, reason: losses.append(reason)
-    )
+    shared = scene.contender(scene.connect(), timeout=FAR_S, on_lost=lambda _, reason: losses.append(reason))
     assert shared.call("acquire") is True
     errors: list[BaseException | None] = []
 
@@ -192,11 +185,9 @@ def test_release_beside_another_that_is_under_way_finds_the_lock_unlocked(caller
     assert losses == []
 
 
-def test_prolonging_what_another_releases_meanwhile_is_no_loss(callers: Callers, server: Server) -> None:
+def test_prolonging_what_another_releases_meanwhile_is_no_loss(scene: Scene) -> None:
     losses: list[Any] = []
-    shared = callers.contender(
-        callers.client(server.port), timeout=FAR_S, on_lost=lambda _, reason: losses.append(reason)
-    )
+    shared = scene.contender(scene.connect(), timeout=FAR_S, on_lost=lambda _, reason: losses.append(reason))
     for verb, *args in (("extend", 1), ("reacquire",)):
         assert shared.call("acquire") is True
         interpose(shared, shared.lock, f"do_{verb}", lambda: shared.ask("release"), error=LockNotOwnedError("released"))
@@ -207,10 +198,8 @@ def test_prolonging_what_another_releases_meanwhile_is_no_loss(callers: Callers,
 
 
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=["plain", "on terms"])
-def test_prolonging_what_another_has_released_says_that_it_is_unlocked(
-    callers: Callers, server: Server, settings: dict[str, Any]
-) -> None:
-    shared = callers.contender(callers.client(server.port), timeout=FAR_S, **settings)
+def test_prolonging_what_another_has_released_says_that_it_is_unlocked(scene: Scene, settings: dict[str, Any]) -> None:
+    shared = scene.contender(timeout=FAR_S, **settings)
     for verb, *args in (("extend", 1), ("reacquire",)):
         assert shared.call("acquire") is True
         interpose(shared, shared.lock, f"do_{verb}", lambda: shared.ask("release"))
@@ -219,20 +208,18 @@ def test_prolonging_what_another_has_released_says_that_it_is_unlocked(
 
 
 @pytest.mark.parametrize("settings", [{}, {"on_lost": print}], ids=["plain", "on terms"])
-def test_lease_that_two_prolong_at_once_is_no_longer_than_the_servers(
-    callers: Callers, server: Server, client: redis.Redis, settings: dict[str, Any]
-) -> None:
-    shared = callers.contender(callers.client(server.port), timeout=FAR_S, **settings)
+def test_lease_that_two_prolong_at_once_is_no_longer_than_the_servers(scene: Scene, settings: dict[str, Any]) -> None:
+    shared = scene.contender(timeout=FAR_S, **settings)
     assert shared.call("acquire") is True
     interpose(shared, transport_in_use(shared), "execute", lambda: shared.ask("extend", 30, replace_ttl=True))
     shared.call("extend", 100)
-    ttl_s = client.pttl("name") / 1000  # before: time may pass between the two
+    ttl_s = scene.client.pttl("name") / 1000  # before: time may pass between the two
     assert 0 < shared.lock.remaining() <= ttl_s
     shared.release()
 
 
-def test_lease_that_two_set_anew_at_once_is_as_long_as_the_servers(callers: Callers, server: Server) -> None:
-    shared = callers.contender(callers.client(server.port), timeout=FAR_S, on_lost=print)
+def test_lease_that_two_set_anew_at_once_is_as_long_as_the_servers(scene: Scene) -> None:
+    shared = scene.contender(timeout=FAR_S, on_lost=print)
     assert shared.call("acquire") is True
     shared.call("extend", FAR_S / 4, replace_ttl=True)
     interpose(shared, transport_in_use(shared), "execute", lambda: shared.ask("reacquire"))
@@ -278,15 +265,15 @@ def test_token_that_is_brought_again_is_held_though_its_last_release_was_not_hea
 
 
 def test_waiting_with_a_brought_token_that_fails_leaves_what_another_holds_with_it(
-    callers: Callers, proxy: Proxy, client: redis.Redis, undone: list[bytes]
+    scene: Scene, proxy: Proxy, undone: list[bytes]
 ) -> None:
-    client.set("name", b"another's")
-    shared = shared_lock(callers, proxy)
+    scene.client.set("name", b"another's")
+    shared = shared_lock(scene.callers, proxy)
     known = proxy.replies["GET"]
     answer = shared.acquire(token=b"job")
     proxy.wait_for_reply("GET", known + 1)
     proxy.hold()
-    client.set("name", b"job")
+    scene.client.set("name", b"job")
     proxy.refuse()
     proxy.cut()
     with pytest.raises(redis.ConnectionError):
@@ -294,7 +281,7 @@ def test_waiting_with_a_brought_token_that_fails_leaves_what_another_holds_with_
     proxy.resume()
     proxy.accept()
     assert b"job" not in undone
-    assert client.get("name") == b"job"
+    assert scene.client.get("name") == b"job"
 
 
 def test_release_of_what_was_lost_leaves_what_another_has_acquired(

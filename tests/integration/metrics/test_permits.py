@@ -7,35 +7,32 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import redis
 from redis.exceptions import LockError
 
 from redislock_fast.server import Server
 from tests.integration.metrics.conftest import Exposed
 from tests.support.helpers import PATIENCE_S
 from tests.support.holding import RENEWED
-from tests.support.waiting import FAR_S, Callers, until_queued
+from tests.support.scenes import Scene
+from tests.support.waiting import FAR_S, Callers
 
 OF: dict[str, Any] = {"kind": "semaphore"}
 
 
-def test_permits_are_recorded_beside_locks_of_the_same_name(
-    exposed: Exposed, callers: Callers, valkey: Server, valkey_client: redis.Redis
-) -> None:
-    client = callers.client(valkey.port)
-    lock = callers.contender(client, "name:lock", timeout=FAR_S)
-    assert lock.call("acquire")
-    semaphore = callers.package.Semaphore(client, "name", 2, timeout=FAR_S)
-    permits = [callers.run(semaphore.acquire) for _ in range(2)]
-    answer = callers.begin(semaphore.acquire)
-    until_queued(valkey_client, "name", 1)
+def test_permits_are_recorded_beside_locks_of_the_same_name(exposed: Exposed, valkey_scene: Scene) -> None:
+    client = valkey_scene.connect()
+    lock = valkey_scene.holder(client, "name:lock", timeout=FAR_S)
+    semaphore = valkey_scene.callers.package.Semaphore(client, "name", 2, timeout=FAR_S)
+    permits = [valkey_scene.callers.run(semaphore.acquire) for _ in range(2)]
+    answer = valkey_scene.callers.begin(semaphore.acquire)
+    valkey_scene.until_queued(1)
     exposed.until("waiting", 1, **OF)
     assert (exposed.held, exposed.value("held", **OF), exposed.value("waiting")) == (1, 2, 0)
-    callers.run(permits.pop().release)
+    valkey_scene.callers.run(permits.pop().release)
     permits.append(answer.result(PATIENCE_S))
-    assert callers.run(lambda: semaphore.acquire(blocking=False)) is None
+    assert valkey_scene.callers.run(lambda: semaphore.acquire(blocking=False)) is None
     for permit in permits:
-        callers.run(permit.release)
+        valkey_scene.callers.run(permit.release)
     lock.release()
     assert [exposed.acquired(result, **OF) for result in ("acquired", "not_acquired", "error")] == [3, 1, 0]
     assert (exposed.value("hold_duration_seconds_count", **OF), exposed.value("hold_duration_seconds_count")) == (3, 1)
@@ -70,15 +67,12 @@ class Reports:
         return lambda name, *_: self.calls.append((method, name))
 
 
-def test_metrics_of_the_users_own_get_the_calls_of_a_lock(
-    callers: Callers, valkey: Server, valkey_client: redis.Redis
-) -> None:
+def test_metrics_of_the_users_own_get_the_calls_of_a_lock(valkey_scene: Scene) -> None:
     of_lock, of_permit = Reports(), Reports()
-    client = callers.client(valkey.port)
-    lock = callers.contender(client, "name", timeout=FAR_S, auto_renew=True, metrics=of_lock)
-    assert lock.call("acquire")
+    client = valkey_scene.connect()
+    lock = valkey_scene.holder(client, "name", timeout=FAR_S, auto_renew=True, metrics=of_lock)
     lock.release()
-    semaphore = callers.package.Semaphore(client, "name", 1, timeout=FAR_S, metrics=of_permit)
-    permit = callers.run(semaphore.acquire)
-    callers.run(permit.release)
+    semaphore = valkey_scene.callers.package.Semaphore(client, "name", 1, timeout=FAR_S, metrics=of_permit)
+    permit = valkey_scene.callers.run(semaphore.acquire)
+    valkey_scene.callers.run(permit.release)
     assert sorted(of_permit.calls) == sorted(of_lock.calls) != []

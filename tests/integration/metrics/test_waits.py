@@ -23,6 +23,7 @@ from tests.conftest import Connect, MakeUser, Servers
 from tests.integration.metrics.conftest import Exposed
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.holding import Holders
+from tests.support.scenes import Scene
 from tests.support.waiting import FAR_S, HEARD_S, LATE, Callers, Contender, until_queued
 
 
@@ -55,11 +56,11 @@ def test_a_try_is_no_wait(exposed: Exposed, holders: Holders, valkey: Server) ->
 
 @pytest.mark.parametrize("settings", [{"wait": "poll"}, {}], ids=["asked for", "no messages"])
 def test_a_wait_by_polling(
-    exposed: Exposed, callers: Callers, holders: Holders, valkey: Server, acl_user: MakeUser, settings: dict[str, str]
+    exposed: Exposed, valkey_scene: Scene, holders: Holders, acl_user: MakeUser, settings: dict[str, str]
 ) -> None:
-    holder = holders.hold(valkey.port, **LATE)
-    options = {} if settings else acl_user(valkey, "-eval", "-evalsha", "-client|tracking").options()
-    waiter = holders.on(callers.client(valkey.port, **options), timeout=FAR_S, sleep=0.01, **settings)
+    holder = holders.hold(valkey_scene.server.port, **LATE)
+    options = {} if settings else acl_user(valkey_scene.server, "-eval", "-evalsha", "-client|tracking").options()
+    waiter = holders.on(valkey_scene.connect(**options), timeout=FAR_S, sleep=0.01, **settings)
     answer = waiter.acquire()
     exposed.until("waiting", 1)
     holder.release()
@@ -68,12 +69,10 @@ def test_a_wait_by_polling(
     assert (exposed.value("waiting"), exposed.value("handovers_total")) == (0, 0)
 
 
-def test_a_wait_by_tracking(
-    exposed: Exposed, callers: Callers, holders: Holders, valkey: Server, acl_user: MakeUser
-) -> None:
-    holder = holders.hold(valkey.port, **LATE)
-    options: dict[str, Any] = acl_user(valkey, "-eval", "-evalsha").options()
-    answer = (waiter := callers.contender(callers.client(valkey.port, **options), **LATE)).acquire()
+def test_a_wait_by_tracking(exposed: Exposed, valkey_scene: Scene, holders: Holders, acl_user: MakeUser) -> None:
+    holder = holders.hold(valkey_scene.server.port, **LATE)
+    options: dict[str, Any] = acl_user(valkey_scene.server, "-eval", "-evalsha").options()
+    answer = (waiter := valkey_scene.contender(valkey_scene.connect(**options))).acquire()
     exposed.until("waiting", 1)
     holder.release()
     assert answer.result(PATIENCE_S) is True
@@ -82,10 +81,8 @@ def test_a_wait_by_tracking(
     waiter.lock.detach()  # which it may not release
 
 
-def test_a_wait_for_another_caller_of_the_process(
-    exposed: Exposed, callers: Callers, holders: Holders, valkey: Server
-) -> None:
-    client = callers.client(valkey.port)
+def test_a_wait_for_another_caller_of_the_process(exposed: Exposed, valkey_scene: Scene, holders: Holders) -> None:
+    client = valkey_scene.connect()
     holder, waiter = (holders.on(client, linger=FAR_S, **LATE) for _ in range(2))
     assert holder.call("acquire")
     answer = waiter.acquire()
@@ -213,20 +210,20 @@ def test_a_long_wait_is_logged_with_the_holder(
 
 @pytest.mark.usefixtures("at_once")
 def test_a_long_wait_by_tracking_is_logged(
-    logged: Logged, callers: Callers, holders: Holders, valkey: Server, acl_user: MakeUser
+    logged: Logged, valkey_scene: Scene, holders: Holders, acl_user: MakeUser
 ) -> None:
-    options: dict[str, Any] = acl_user(valkey, "-eval", "-evalsha").options()
-    waiter = callers.contender(callers.client(valkey.port, **options), **LATE)
-    _gets_it(waiter, holders.hold(valkey.port, **LATE), logged)
+    options: dict[str, Any] = acl_user(valkey_scene.server, "-eval", "-evalsha").options()
+    waiter = valkey_scene.contender(valkey_scene.connect(**options))
+    _gets_it(waiter, holders.hold(valkey_scene.server.port, **LATE), logged)
     waiter.lock.detach()  # which it may not release
 
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("options", [{}, {"auto_renew": True}], ids=str)
 def test_a_long_wait_for_a_caller_of_this_process_is_logged(
-    logged: Logged, callers: Callers, holders: Holders, valkey: Server, options: dict[str, Any]
+    logged: Logged, valkey_scene: Scene, holders: Holders, options: dict[str, Any]
 ) -> None:
-    client = callers.client(valkey.port)
+    client = valkey_scene.connect()
     holder, waiter = (holders.on(client, linger=0.02, **options, **LATE) for _ in range(2))
     assert holder.call("acquire")
     _gets_it(waiter, holder, logged, "another caller of this process")
@@ -236,19 +233,13 @@ def test_a_long_wait_for_a_caller_of_this_process_is_logged(
 @pytest.mark.parametrize("all_or_nothing", [True, False])
 @pytest.mark.parametrize("denied", [[], ["-eval", "-evalsha"]], ids=["queue", "no queue"])
 def test_a_long_wait_of_a_batch_is_logged(
-    logged: Logged,
-    callers: Callers,
-    holders: Holders,
-    valkey: Server,
-    acl_user: MakeUser,
-    all_or_nothing: bool,
-    denied: list[str],
+    logged: Logged, valkey_scene: Scene, holders: Holders, acl_user: MakeUser, all_or_nothing: bool, denied: list[str]
 ) -> None:
-    options: dict[str, Any] = acl_user(valkey, *denied).options()
-    holder = holders.hold(valkey.port, **LATE)
-    locker = callers.package.Locker(callers.client(valkey.port, **options))
+    options: dict[str, Any] = acl_user(valkey_scene.server, *denied).options()
+    holder = holders.hold(valkey_scene.server.port, **LATE)
+    locker = valkey_scene.callers.package.Locker(valkey_scene.connect(**options))
     wait: dict[str, Any] = {"blocking_timeout": FAR_S, "sleep": 0.01, "all_or_nothing": all_or_nothing}
-    acquired = callers.begin(lambda: locker.acquire_many(["free", "name"], FAR_S, **wait))
+    acquired = valkey_scene.callers.begin(lambda: locker.acquire_many(["free", "name"], FAR_S, **wait))
     logged.until_told(HERE)
     holder.release()
     assert acquired.result(PATIENCE_S).acquired == ["free", "name"]
@@ -268,16 +259,16 @@ def test_a_long_wait_for_a_redlock_is_logged(
 @pytest.mark.parametrize(("limit", "more"), [(1, ""), (3, ""), (5, " and 2 more")])
 @pytest.mark.parametrize("denied", [[], ["-subscribe"]], ids=["queue", "no queue"])
 def test_a_long_wait_for_a_permit_is_logged_with_some_holders(
-    logged: Logged, callers: Callers, valkey: Server, acl_user: MakeUser, limit: int, more: str, denied: list[str]
+    logged: Logged, valkey_scene: Scene, acl_user: MakeUser, limit: int, more: str, denied: list[str]
 ) -> None:
-    client = callers.client(valkey.port, **acl_user(valkey, *denied).options())
-    semaphore = callers.package.Semaphore(client, "name", limit, timeout=FAR_S, sleep=0.02)
-    permits = [callers.run(semaphore.acquire) for _ in range(limit)]
-    answer = callers.begin(semaphore.acquire)
+    client = valkey_scene.connect(**acl_user(valkey_scene.server, *denied).options())
+    semaphore = valkey_scene.callers.package.Semaphore(client, "name", limit, timeout=FAR_S, sleep=0.02)
+    permits = [valkey_scene.callers.run(semaphore.acquire) for _ in range(limit)]
+    answer = valkey_scene.callers.begin(semaphore.acquire)
     logged.until_told(", ".join([HERE] * min(limit, 3)) + more, "semaphore 'name'")
-    callers.run(permits.pop().release)
+    valkey_scene.callers.run(permits.pop().release)
     for permit in [*permits, answer.result(PATIENCE_S)]:
-        callers.run(permit.release)
+        valkey_scene.callers.run(permit.release)
     assert len(logged.texts) == 1
 
 
@@ -293,11 +284,11 @@ def test_a_token_is_never_logged(logged: Logged, holders: Holders, valkey: Serve
 
 @pytest.mark.usefixtures("at_once")
 def test_a_holder_that_may_not_be_listed_costs_no_wait(
-    logged: Logged, callers: Callers, holders: Holders, valkey: Server, acl_user: MakeUser
+    logged: Logged, valkey_scene: Scene, holders: Holders, acl_user: MakeUser
 ) -> None:
-    options: dict[str, Any] = acl_user(valkey, "-client|list").options()
-    holder = holders.hold(valkey.port, **LATE)
-    _gets_it(holders.on(callers.client(valkey.port, **options), **LATE), holder, logged, UNKNOWN)
+    options: dict[str, Any] = acl_user(valkey_scene.server, "-client|list").options()
+    holder = holders.hold(valkey_scene.server.port, **LATE)
+    _gets_it(holders.on(valkey_scene.connect(**options), **LATE), holder, logged, UNKNOWN)
 
 
 @pytest.mark.usefixtures("at_once")

@@ -19,8 +19,9 @@ from tests.conftest import MakeUser
 from tests.support.async_helpers import async_few
 from tests.support.helpers import PATIENCE_S, few, run_script, wait_until
 from tests.support.proxy import Proxy
+from tests.support.scenes import Scene
 from tests.support.transports import at_end_of_cleanup, clean_up, stop_cleanup
-from tests.support.waiting import Callers, Contender, Threads, awake_s, until_queued
+from tests.support.waiting import Callers, Contender, Threads, awake_s
 
 StartServer = Callable[..., Server]
 
@@ -49,15 +50,15 @@ def acquire_in_vain(proxy: Proxy, contender: Contender) -> None:
 
 
 @pytest.mark.usefixtures("nothing_in_the_background")
-def test_own_token_that_comes_back_takes_the_lock_anew(callers: Callers, proxy: Proxy, client: redis.Redis) -> None:
-    contender = callers.contender(client_of(callers, proxy), timeout=60)
+def test_own_token_that_comes_back_takes_the_lock_anew(scene: Scene, proxy: Proxy) -> None:
+    contender = scene.contender(client_of(scene.callers, proxy), timeout=60)
     acquire_in_vain(proxy, contender)
-    assert client.get("name") == b"mine"
-    client.pexpire("name", 5_000)
+    assert scene.client.get("name") == b"mine"
+    scene.client.pexpire("name", 5_000)
     assert contender.call("acquire", token="mine", blocking=False) is True
-    assert client.pttl("name") > 50_000
+    assert scene.client.pttl("name") > 50_000
     contender.release()
-    assert client.keys() == []
+    assert scene.client.keys() == []
 
 
 @pytest.mark.usefixtures("nothing_in_the_background")
@@ -88,15 +89,15 @@ class Credentials(CredentialProvider):
         return "default", "any"
 
 
-def test_undoing_survives_what_users_code_raises(callers: Callers, proxy: Proxy, client: redis.Redis) -> None:
+def test_undoing_survives_what_users_code_raises(scene: Scene, proxy: Proxy) -> None:
     credentials = Credentials()
-    contender = callers.contender(client_of(callers, proxy, credential_provider=credentials), timeout=60)
+    contender = scene.contender(client_of(scene.callers, proxy, credential_provider=credentials), timeout=60)
     contender.call("locked")
     credentials.failures = 3
     proxy.drop_reply("SET")
     with pytest.raises(LookupError):
         contender.call("acquire", blocking=False)
-    wait_until(lambda: not client.exists("name"), "it is undone")
+    wait_until(lambda: not scene.client.exists("name"), "it is undone")
     assert credentials.failures == 0
 
 
@@ -153,54 +154,46 @@ SILENCE_S = 0.6
 """After so long a connection is given up: a busy machine must connect anew in that time, too."""
 
 
-def test_acquire_that_arrives_late_takes_nothing(callers: Callers, proxy: Proxy, client: redis.Redis) -> None:
-    contender = callers.contender(client_of(callers, proxy, socket_timeout=SILENCE_S))
+def test_acquire_that_arrives_late_takes_nothing(scene: Scene, proxy: Proxy) -> None:
+    contender = scene.contender(client_of(scene.callers, proxy, socket_timeout=SILENCE_S))
     contender.call("locked")
     proxy.stall()
     assert contender.call("acquire", blocking=False) is True
     contender.release()
     proxy.thaw()
-    assert client.ping()  # by then the server has read what was stalled, too
-    assert client.keys() == []
+    assert scene.client.ping()  # by then the server has read what was stalled, too
+    assert scene.client.keys() == []
 
 
-def test_release_that_arrives_late_spares_a_holder_with_the_same_token(
-    callers: Callers, proxy: Proxy, client: redis.Redis
-) -> None:
-    contender = callers.contender(client_of(callers, proxy, socket_timeout=SILENCE_S))
+def test_release_that_arrives_late_spares_a_holder_with_the_same_token(scene: Scene, proxy: Proxy) -> None:
+    contender = scene.contender(client_of(scene.callers, proxy, socket_timeout=SILENCE_S))
     assert contender.call("acquire", token="mine")
     proxy.stall()
     contender.release()
     assert contender.call("acquire", token="mine", blocking=False) is True
     proxy.thaw()
-    assert client.ping()
+    assert scene.client.ping()
     assert contender.call("owned")
 
 
-def test_wait_that_arrives_late_leaves_nobody_in_the_queue(
-    callers: Callers, server: Server, proxy: Proxy, client: redis.Redis
-) -> None:
-    holder = callers.contender(callers.client(server.port))
-    waiter = callers.contender(client_of(callers, proxy, socket_timeout=SILENCE_S), sleep=0.05)
-    assert holder.call("acquire")
-    answer = waiter.acquire()
-    until_queued(client, "name", 1)
-    heard = awake_s(client, "name").keys()
+def test_wait_that_arrives_late_leaves_nobody_in_the_queue(scene: Scene, proxy: Proxy) -> None:
+    holder = scene.holder(timeout=None)
+    waiter = scene.contender(client_of(scene.callers, proxy, socket_timeout=SILENCE_S), sleep=0.05)
+    answer = scene.wait(waiter)
+    heard = awake_s(scene.client, "name").keys()
     proxy.stall()
-    wait_until(lambda: awake_s(client, "name").keys() - heard, "it listens on a new connection")
+    wait_until(lambda: awake_s(scene.client, "name").keys() - heard, "it listens on a new connection")
     holder.release()
     assert answer.result(PATIENCE_S) is True
     waiter.release()
     proxy.thaw()
-    assert client.ping()
-    assert client.keys() == []
+    assert scene.client.ping()
+    assert scene.client.keys() == []
 
 
-def test_user_that_may_not_end_connections_goes_on_without(
-    callers: Callers, server: Server, client: redis.Redis, acl_user: MakeUser
-) -> None:
-    contender = callers.contender(callers.client(server.port, **acl_user(server, "-client").options()))
+def test_user_that_may_not_end_connections_goes_on_without(scene: Scene, acl_user: MakeUser) -> None:
+    contender = scene.contender(scene.connect(**acl_user(scene.server, "-client").options()), timeout=None)
     for _ in range(2):
         assert contender.call("acquire", blocking=False) is True
         contender.release()
-        client.client_kill_filter(_type="normal", skipme=True)
+        scene.client.client_kill_filter(_type="normal", skipme=True)

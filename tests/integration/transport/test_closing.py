@@ -17,7 +17,8 @@ import redis.asyncio
 from redislock_fast.server import Server
 from tests.support.clusters import Cluster
 from tests.support.helpers import PATIENCE_S, wait_until
-from tests.support.waiting import FAR_S, LATE, Callers, connections, gets_and_frees, queue_of, queue_up
+from tests.support.scenes import Scene
+from tests.support.waiting import FAR_S, Callers, connections, gets_and_frees, queue_of
 
 NAME = "of-a-client-that-is-closed"
 
@@ -49,18 +50,17 @@ def until_closed(admin: redis.Redis) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"auto_renew": True}, {"linger": FAR_S}, {"fencing": True}], ids=str)
 def test_clients_that_are_closed_leave_no_connection(
-    callers: Callers, make: Callable[..., Any], valkey_client: redis.Redis, options: dict[str, Any]
+    valkey_scene: Scene, make: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     clients = [make() for _ in range(20)]
     for number, client in enumerate(clients):
-        lock = callers.contender(client, f"name-{number}", timeout=FAR_S, **options)
-        assert lock.call("acquire")
+        lock = valkey_scene.holder(client, f"name-{number}", timeout=FAR_S, **options)
         lock.release()
-    assert connections(valkey_client, NAME) >= len(clients)
+    assert connections(valkey_scene.client, NAME) >= len(clients)
     for client in clients:
-        close(callers, client)
-    until_closed(valkey_client)
-    keys: Any = valkey_client.keys("*[^e]")  # without those of fences
+        close(valkey_scene.callers, client)
+    until_closed(valkey_scene.client)
+    keys: Any = valkey_scene.client.keys("*[^e]")  # without those of fences
     assert keys == []
 
 
@@ -82,96 +82,81 @@ def _made(kind: Any, port: int) -> Any:
 
 
 @pytest.mark.parametrize("options", [{}, {"auto_renew": True}, {"linger": FAR_S}], ids=str)
-def test_lock_works_on_after_each_close(
-    callers: Callers, make: Callable[..., Any], valkey_client: redis.Redis, options: dict[str, Any]
-) -> None:
+def test_lock_works_on_after_each_close(valkey_scene: Scene, make: Callable[..., Any], options: dict[str, Any]) -> None:
     client = make()
-    lock = callers.contender(client, timeout=FAR_S, **options)
+    lock = valkey_scene.contender(client, timeout=FAR_S, **options)
     for _ in range(3):
         assert lock.call("acquire")
-        close(callers, client)
+        close(valkey_scene.callers, client)
         assert lock.call("owned")
-        close(callers, client)
+        close(valkey_scene.callers, client)
         lock.release()
-        close(callers, client)
-        until_closed(valkey_client)
-        wait_until(lambda: valkey_client.keys() == [], "nothing is left")
+        close(valkey_scene.callers, client)
+        until_closed(valkey_scene.client)
+        wait_until(lambda: valkey_scene.client.keys() == [], "nothing is left")
 
 
-def test_client_that_is_closed_takes_no_connection_from_a_waiter(
-    callers: Callers, make: Callable[..., Any], valkey_client: redis.Redis
-) -> None:
-    holder = callers.contender(callers.client(valkey_client.connection_pool.connection_kwargs["port"]), **LATE)
-    assert holder.call("acquire")
+def test_client_that_is_closed_takes_no_connection_from_a_waiter(valkey_scene: Scene, make: Callable[..., Any]) -> None:
+    holder = valkey_scene.holder(valkey_scene.connect(valkey_scene.client.connection_pool.connection_kwargs["port"]))
     client = make()
-    waiters = callers.contenders(3, client, **LATE)
-    answers = queue_up(waiters, valkey_client)
-    places: Any = valkey_client.zrange(queue_of("name"), 0, -1)
-    close(callers, client)
+    waiters = valkey_scene.contenders(3, client)
+    answers = valkey_scene.queue_up(waiters)
+    places: Any = valkey_scene.client.zrange(queue_of("name"), 0, -1)
+    close(valkey_scene.callers, client)
     holder.release()
     for waiter, answer, token in zip(waiters, answers, places, strict=True):
         assert answer.result(PATIENCE_S) is True
-        value: Any = valkey_client.get("name")
+        value: Any = valkey_scene.client.get("name")
         assert value.removesuffix(b"+") == token  # it has kept its place
         waiter.release()
-    close(callers, client)
-    until_closed(valkey_client)
+    close(valkey_scene.callers, client)
+    until_closed(valkey_scene.client)
 
 
 @pytest.mark.slow
-def test_lock_that_is_renewed_is_renewed_after_the_close(
-    callers: Callers, make: Callable[..., Any], valkey_client: redis.Redis
-) -> None:
+def test_lock_that_is_renewed_is_renewed_after_the_close(valkey_scene: Scene, make: Callable[..., Any]) -> None:
     client = make()
-    lock = callers.contender(client, timeout=2, auto_renew=True)
-    assert lock.call("acquire")
-    close(callers, client)
+    lock = valkey_scene.holder(client, timeout=2, auto_renew=True)
+    close(valkey_scene.callers, client)
     until = time.monotonic() + 3
-    wait_until(lambda: time.monotonic() > until or not valkey_client.exists("name"), "its first lease is over")
+    wait_until(lambda: time.monotonic() > until or not valkey_scene.client.exists("name"), "its first lease is over")
     assert lock.call("owned")
     lock.release()
 
 
-def test_pool_that_others_share_is_left_open(
-    callers: Callers, make: Callable[..., Any], valkey_client: redis.Redis
-) -> None:
+def test_pool_that_others_share_is_left_open(valkey_scene: Scene, make: Callable[..., Any]) -> None:
     client = make()
-    other = callers.keep(type(client)(connection_pool=client.connection_pool))
-    lock = callers.contender(other, timeout=FAR_S)
-    assert lock.call("acquire")
-    before = connections(valkey_client, NAME)
-    close(callers, other)
+    other = valkey_scene.callers.keep(type(client)(connection_pool=client.connection_pool))
+    lock = valkey_scene.holder(other, timeout=FAR_S)
+    before = connections(valkey_scene.client, NAME)
+    close(valkey_scene.callers, other)
     lock.release()
-    assert connections(valkey_client, NAME) == before
+    assert connections(valkey_scene.client, NAME) == before
 
 
-def test_closing_beside_callers_costs_no_lock(
-    callers: Callers, make: Callable[..., Any], valkey_client: redis.Redis
-) -> None:
+def test_closing_beside_callers_costs_no_lock(valkey_scene: Scene, make: Callable[..., Any]) -> None:
     client = make()
-    contenders = [callers.contender(client, f"name-{number}", timeout=FAR_S) for number in range(4)]
+    contenders = [valkey_scene.contender(client, f"name-{number}", timeout=FAR_S) for number in range(4)]
     for _ in range(100):
         answers = [contender.acquire() for contender in contenders]
-        close(callers, client)
+        close(valkey_scene.callers, client)
         assert [answer.result(PATIENCE_S) for answer in answers] == [True] * len(contenders)
         ends = [contender.ask("release") for contender in contenders]
-        close(callers, client)
+        close(valkey_scene.callers, client)
         assert [end.result(PATIENCE_S) for end in ends] == [None] * len(contenders)
-    assert valkey_client.keys() == []
-    close(callers, client)
-    until_closed(valkey_client)
+    assert valkey_scene.client.keys() == []
+    close(valkey_scene.callers, client)
+    until_closed(valkey_scene.client)
 
 
-def test_two_waiters_of_one_client_that_is_closed_each_time(
-    callers: Callers, make: Callable[..., Any], valkey_client: redis.Redis
-) -> None:
+def test_two_waiters_of_one_client_that_is_closed_each_time(valkey_scene: Scene, make: Callable[..., Any]) -> None:
     client = make()
-    holder, waiter = callers.contenders(2, client, **LATE)
+    holder, waiter = valkey_scene.contenders(2, client)
     for _ in range(20):
         assert holder.call("acquire")
-        (answer,) = queue_up([waiter], valkey_client)
-        close(callers, client)
+        answer = valkey_scene.wait(waiter)
+        close(valkey_scene.callers, client)
         holder.release()
-        gets_and_frees(waiter, answer, valkey_client)
-        close(callers, client)
-    until_closed(valkey_client)
+        gets_and_frees(waiter, answer, valkey_scene.client)
+        close(valkey_scene.callers, client)
+    until_closed(valkey_scene.client)

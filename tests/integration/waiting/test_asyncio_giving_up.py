@@ -40,14 +40,6 @@ def loop_kind(each_loop_kind: str) -> str:
     return each_loop_kind
 
 
-@pytest.fixture
-def holder(client: redis.Redis) -> redislock_fast.Lock:
-    """A lock of another client, held; its release blocks the loop."""
-    lock = redislock_fast.Lock(client, "name", **TOLD)
-    assert lock.acquire()
-    return lock
-
-
 async def waits(lock: Lock, client: redis.Redis, **arguments: Any) -> asyncio.Task[bool]:
     """A task that acquires, once it stands in the queue."""
     before = queued(client, "name")

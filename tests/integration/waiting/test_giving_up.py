@@ -50,14 +50,6 @@ LONG_S = 1.0
 """One that is not over before a busy machine has let others come and go meanwhile."""
 
 
-@pytest.fixture
-def holder(client: redis.Redis) -> redislock_fast.Lock:
-    """A lock of another client than the waiters', held."""
-    lock = redislock_fast.Lock(client, "name", thread_local=False, **LATE)
-    assert lock.acquire()
-    return lock
-
-
 # Time is up
 
 
