@@ -124,7 +124,7 @@ def test_lost_reply_of_extend_adds_once(
     assert 22_000 < client.pttl("name") <= 30_000
 
 
-@IN_THREADS  # redis-py's asyncio Lock can, too: see test_asyncio_leases
+@IN_THREADS  # redis-py's asyncio Lock can, too: see test_asyncio_parity
 @redis_py_passes(RELEASE_KEEPS_TOKEN, *FAILURES)
 def test_release_that_fails_on_the_network_can_be_repeated(
     lock_class: LockClass, proxy: Proxy, connect: Connect, client: redis.Redis

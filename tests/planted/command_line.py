@@ -6,7 +6,7 @@ from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
 
-_GUARD = "tests/unit/cli/test_guard.py::"
+_GUARD = "tests/unit/cli/test_run.py::"
 _LEAD = "tests/integration/cli/test_lead.py::"
 _RUN = "tests/integration/cli/test_run.py::"
 
@@ -30,14 +30,14 @@ FAULTS = (
         "_cli/signals.py",
         "for number in self._received:",
         "for number in ():",
-        "tests/unit/cli/test_signals.py::test_signal_that_came_before_the_wait_ends_it",
+        "tests/unit/cli/test_run.py::test_signal_that_came_before_the_wait_ends_it",
     ),
     Fault(
         "signal that came before the command is not passed on",
         "_cli/signals.py",
         "self._received.append(number)",
         "pass",
-        "tests/unit/cli/test_signals.py::test_signals_are_noted_in_their_order",
+        "tests/unit/cli/test_run.py::test_signals_are_noted_in_their_order",
     ),
     Fault(
         "exit code is lost where SIGCHLD was ignored",

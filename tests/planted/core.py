@@ -121,7 +121,7 @@ FAULTS = (
         "_pipe/loop.pyx",
         "        if self.writing:",
         "        if False:",
-        "tests/pipe/test_loop_nested.py::test_what_posts_while_the_transport_is_called_follows[compiled-asyncio-before]",
+        "tests/pipe/test_loop.py::test_what_posts_while_the_transport_is_called_follows[compiled-asyncio-before]",
     ),
     Fault(
         "compiled: requests to a frozen server pile up without end",

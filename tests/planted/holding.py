@@ -19,7 +19,7 @@ FAULTS = (
         "_renewal/threads.py",
         "is_left = (len(self._changed) > 0 or self._schedule.has_listed) and self._takes_start()",
         "is_left = False",
-        "tests/unit/renewal/test_threads.py::test_lease_that_comes_as_the_thread_ends_is_renewed",
+        "tests/unit/renewal/test_schedule.py::test_lease_that_comes_as_the_thread_ends_is_renewed",
     ),
     Fault(
         "allowance for clock drift is left out",

@@ -119,6 +119,6 @@ FAULTS = (
         "_pipe/loop_py.py",
         "        if self._writing:\n            return\n",
         "",
-        "tests/pipe/test_loop_nested.py::test_what_posts_while_the_transport_is_called_follows[python-asyncio-before]",
+        "tests/pipe/test_loop.py::test_what_posts_while_the_transport_is_called_follows[python-asyncio-before]",
     ),
 )

@@ -12,14 +12,14 @@ FAULTS = (
         "_redlock/rounds.py",
         "self._quorum = count // 2 + 1",
         "self._quorum = count // 2",
-        "tests/unit/redlock/test_rounds.py::test_more_than_half_of_the_servers_decide",
+        "tests/unit/redlock/test_redlock.py::test_more_than_half_of_the_servers_decide",
     ),
     Fault(
         "lease of a Redlock ignores clock drift",
         "_redlock/rounds.py",
         "return ttl_s - drift_s(ttl_s)",
         "return ttl_s",
-        "tests/unit/redlock/test_rounds.py::test_lease_is_valid_for_its_ttl_less_what_clocks_may_drift",
+        "tests/unit/redlock/test_redlock.py::test_lease_is_valid_for_its_ttl_less_what_clocks_may_drift",
     ),
     Fault(
         "server that has not answered is not cleaned up",
@@ -27,7 +27,7 @@ FAULTS = (
         "if self.sent[index] and self.votes[index] is not False",
         "if self.votes[index]",
         (
-            "tests/unit/redlock/test_rounds.py::"
+            "tests/unit/redlock/test_redlock.py::"
             "test_attempt_without_a_majority_is_cleaned_up_wherever_it_may_have_set_the_key"
         ),
     ),
@@ -36,7 +36,7 @@ FAULTS = (
         "_redlock/rounds.py",
         "if not self.agreed or now >= self.valid_until:",
         "if not self.agreed:",
-        "tests/unit/redlock/test_rounds.py::test_majority_that_agrees_after_the_lease_does_not_hold_the_lock",
+        "tests/unit/redlock/test_redlock.py::test_majority_that_agrees_after_the_lease_does_not_hold_the_lock",
     ),
     Fault(
         "release at a server that does not answer is given up",
@@ -51,7 +51,7 @@ FAULTS = (
         "self.times = times = (min(self.valid_until, now + valid_s(ttl_ms)), min(self.ends_at, now + ttl_ms / 1000))",
         "times = self.times",
         (
-            "tests/unit/redlock/test_lease.py::"
+            "tests/unit/redlock/test_redlock.py::"
             "test_request_that_sets_a_shorter_ttl_shortens_the_lease_before_it_is_answered"
         ),
     ),
@@ -61,7 +61,7 @@ FAULTS = (
         "self.times = (min(times[0], round_.valid_until), min(times[1], round_.ends_at))",
         "self.times = (round_.valid_until, round_.ends_at)",
         (
-            "tests/unit/redlock/test_lease.py::"
+            "tests/unit/redlock/test_redlock.py::"
             "test_of_two_requests_that_set_the_lease_at_once_the_shorter_lease_is_certain"
         ),
     ),
@@ -70,7 +70,7 @@ FAULTS = (
         "_redlock/lock.py",
         "            self._quorum.clean_up_round(attempt)\n",
         "",
-        "tests/unit/redlock/test_lock.py::test_interrupted_redlock_is_cleaned_up",
+        "tests/unit/redlock/test_redlock.py::test_interrupted_redlock_is_cleaned_up",
     ),
     Fault(
         "Redlock whose acquire raises an error keeps its keys",
@@ -84,7 +84,7 @@ FAULTS = (
         "asyncio/redlock.py",
         "            self._clean_up_unnoticed(owner, attempts)\n            raise\n",
         "            raise\n",
-        "tests/unit/redlock/test_lock.py::test_interrupted_redlock_of_a_task_is_cleaned_up",
+        "tests/unit/redlock/test_redlock.py::test_interrupted_redlock_of_a_task_is_cleaned_up",
     ),
     Fault(
         "release of a Redlock that goes on after an interrupt is refused when it is repeated",
@@ -101,7 +101,7 @@ FAULTS = (
         "_redlock/lock.py",
         "if round_.agreed and clock() < majority.valid_until:",
         "if round_.agreed:",
-        "tests/unit/redlock/test_lock.py::test_extend_that_a_majority_agrees_to_counts_while_the_lease_is_valid",
+        "tests/unit/redlock/test_redlock.py::test_extend_that_a_majority_agrees_to_counts_while_the_lease_is_valid",
     ),
     Fault(
         "rest of a lost Redlock is not given back",
@@ -118,7 +118,7 @@ FAULTS = (
         "_redlock/renewal.py",
         "True if round_.agreed else False if round_.refused else None",
         "bool(round_.agreed)",
-        "tests/unit/redlock/test_lock.py::test_renewal_that_a_majority_does_not_answer_is_tried_again",
+        "tests/unit/redlock/test_redlock.py::test_renewal_that_a_majority_does_not_answer_is_tried_again",
     ),
     Fault(
         "release whose connection broke is not done again",
@@ -139,7 +139,7 @@ FAULTS = (
         "_redlock/health.py",
         "return self.trouble is not None and now < self.retry_at",
         "return False",
-        "tests/unit/redlock/test_health.py::test_server_that_could_not_be_reached_is_left_alone_for_a_while",
+        "tests/unit/redlock/test_redlock.py::test_server_that_could_not_be_reached_is_left_alone_for_a_while",
     ),
     Fault(
         "server that does not answer is asked without end",

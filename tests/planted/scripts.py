@@ -122,7 +122,7 @@ FAULTS = (
         "_protocol/lua/hand_over.lua",
         "redis.pcall('hdel', waiters, 't' .. token)",
         "if not is_there then redis.pcall('hdel', waiters, 't' .. token) end",
-        "tests/integration/waiting/test_long_queues.py::test_a_waiter_that_has_the_lock_leaves_no_field_of_its_token",
+        "tests/integration/waiting/test_waiting.py::test_a_waiter_that_has_the_lock_leaves_no_field_of_its_token",
     ),
     Fault(
         "lock that is handed over never expires",

@@ -160,7 +160,7 @@ FAULTS = (
         "_procedures/acquisition.py",
         "        call.left += [(lock._key, token) for token in left_by_waiting(waiting, owner)]\n",
         "",
-        "tests/integration/waiting/test_asyncio_giving_up.py::test_dropped_at_any_point_of_waiting[valkey-asyncio]",
+        "tests/integration/waiting/test_giving_up.py::test_dropped_at_any_point_of_waiting[valkey-asyncio]",
     ),
     Fault(
         "interrupted acquire leaves its key",
@@ -168,7 +168,7 @@ FAULTS = (
         "if must_clean_up_interrupted(call):",
         "if False:",
         (
-            "tests/integration/waiting/test_asyncio_giving_up.py::"
+            "tests/integration/waiting/test_giving_up.py::"
             "test_dropped_while_a_hook_that_has_the_lock_does_more[valkey-asyncio]"
         ),
     ),

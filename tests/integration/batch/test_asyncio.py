@@ -19,7 +19,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 import redislock_fast.asyncio
 from redislock_fast.asyncio import Locker
 from redislock_fast.server import Server
-from tests.integration.waiting.test_asyncio_giving_up import DropAt
+from tests.integration.waiting.test_giving_up import DropAt
 from tests.support.async_helpers import AsyncClients, async_few, eventually, in_loop, run_in_loop
 from tests.support.forks import InFork
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS

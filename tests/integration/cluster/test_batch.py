@@ -23,7 +23,7 @@ from redis.backoff import NoBackoff
 from redislock_fast import Locker
 from tests.integration.batch.test_all_or_nothing import Holders
 from tests.integration.batch.test_asyncio import cancelled_after
-from tests.integration.waiting.test_asyncio_giving_up import DropAt
+from tests.integration.waiting.test_giving_up import DropAt
 from tests.support.clusters import Cluster, connect, remap_ports
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, signals_handled_by, start, wait_until
 from tests.support.interrupts import interrupt_when, interrupted_at

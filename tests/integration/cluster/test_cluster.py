@@ -19,7 +19,7 @@ from redis.exceptions import LockNotOwnedError
 from redislock_fast import Lock, once
 from redislock_fast.asyncio import Lock as AsyncLock
 from redislock_fast.fencing import AsyncGuard, Guard, StaleFenceError
-from tests.integration.waiting.test_asyncio_giving_up import DropAt
+from tests.integration.waiting.test_giving_up import DropAt
 from tests.support.async_helpers import async_few, eventually
 from tests.support.clusters import Cluster, Place, connect, remap_ports
 from tests.support.forks import InFork

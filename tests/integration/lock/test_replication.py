@@ -26,7 +26,7 @@ from redislock_fast import LockLostError, LossReason, NotReplicatedError
 from redislock_fast.server import KINDS, Server
 from tests.conftest import Connect, MakeUser, Servers
 from tests.integration.lock.test_asyncio_cancel import cancelled_at
-from tests.integration.waiting.test_asyncio_giving_up import DropAt
+from tests.integration.waiting.test_giving_up import DropAt
 from tests.support.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
 from tests.support.forks import InFork
 from tests.support.helpers import PATIENCE_S, wait_until

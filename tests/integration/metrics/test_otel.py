@@ -1,8 +1,9 @@
-"""The metrics for OpenTelemetry: the same as for Prometheus, and found without a call where a provider is set."""
+"""The metrics for OpenTelemetry, and for Prometheus in several processes: the same values, found without a call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,3 +138,51 @@ def test_a_program_may_choose_the_names(valkey: Server) -> None:
 def test_a_program_may_switch_the_metrics_off(valkey: Server) -> None:
     off = "import redislock_fast.otel; redislock_fast.otel.uninstall()"
     assert _printed(valkey.port, off) == "[]"
+
+
+# Several processes: the files of prometheus_client have each value at once
+
+
+PROGRAM_OF_PROCESSES = """
+import os
+import sys
+
+os.environ["PROMETHEUS_MULTIPROC_DIR"] = sys.argv[2]
+
+import redis
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
+
+import redislock_fast
+import redislock_fast.prometheus
+
+
+def show():
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    of = {"name": "name", "kind": "lock"}
+    print(
+        registry.get_sample_value("redislock_held", of),
+        registry.get_sample_value("redislock_acquire_duration_seconds_count", {**of, "result": "acquired"}),
+        registry.get_sample_value("redislock_hold_duration_seconds_bucket", {**of, "le": "300.0"}),
+        registry.get_sample_value("redislock_lost_total", {**of, "reason": "expired"}),
+    )
+
+
+redislock_fast.prometheus.install(CollectorRegistry())
+client = redis.Redis(port=int(sys.argv[1]))
+first, second = (redislock_fast.Lock(client, f"name:{number}", timeout=10) for number in range(2))
+first.acquire()
+second.acquire()
+show()
+first.release()
+show()
+second.release()
+show()
+"""
+
+
+def test_the_files_have_each_value_at_once(valkey: Server, tmp_path: Path) -> None:
+    result = run_script(PROGRAM_OF_PROCESSES, valkey.port, tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == ["2.0 2.0 None 0.0", "1.0 2.0 1.0 0.0", "0.0 2.0 2.0 0.0"]

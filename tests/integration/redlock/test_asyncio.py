@@ -19,7 +19,7 @@ import redis.asyncio
 from redislock_fast.asyncio import Redlock
 from redislock_fast.server import Server
 from tests.integration.lock.test_asyncio_cancel import CANCELS, Cancelled
-from tests.integration.waiting.test_asyncio_giving_up import DropAt
+from tests.integration.waiting.test_giving_up import DropAt
 from tests.support.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
 from tests.support.holding import BRIEF_S, LONG_S, RENEWED, SLOW_S, Losses, passing
 from tests.support.redlock import LIMIT_S, SHORT_S, freezing, values

@@ -1,4 +1,4 @@
-"""The schedule of renewals: what is due when; and what a renewal leaves behind.
+"""The schedule of renewals: what is due when, what it must not cost, and what a renewal leaves behind.
 
 Rules: no server, no chance.
 """
@@ -6,7 +6,11 @@ Rules: no server, no chance.
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -16,9 +20,17 @@ from redislock_fast._lease.options import Options
 from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempting
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import ReadHolder
+from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.steps import Do
+from redislock_fast._renewal import threads as renewer
 from redislock_fast._renewal.schedule import Record, Schedule, late_entries, renewing
+from redislock_fast._renewal.threads import Renewer, report_losses_in_threads
+from redislock_fast._transport.threads import starting
 from redislock_fast._util.times import clock
+from redislock_fast.server import Server
+from tests.conftest import Connect
+from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.waiting import FAR_S, LATE, Callers, queue_up, sent_by
 
 INTERVAL_S = 10 / 3
 TERMS = Options(auto_renew=True)
@@ -155,3 +167,140 @@ def test_first_and_last_failure_of_a_series_are_logged(caplog: pytest.LogCapture
         "1 locks, such as 'name', could not be renewed. It is tried again until their leases end.",
         "1 locks, such as 'name', are renewed again.",
     ] == caplog.messages
+
+
+# Costs that a renewed lock does not have: needless requests, and needless wake-ups of the renewer
+
+
+TOKEN = b"rlf:" + b"0" * 32
+MARKED = TOKEN + b"+"
+NATIVE = Capabilities([[b"delifeq"], None, [b"lmpop"]])
+
+
+class Holder:
+    """Something that can be referred to weakly."""
+
+
+def values_sent(lease: Lease, held: bytes) -> list[bytes]:
+    """The values that one renewal compares with the key, request by request, where the server has this value."""
+    values: list[bytes] = []
+    steps = renewing([lease], [])
+    assert next(steps).method == "split"
+    step = steps.send([[0]])
+    assert step.method == "execute"
+    assert isinstance(step.args[0], Pipeline)
+    finished = False
+    while not finished:
+        requests: Any = step.args[0].request(NATIVE, clock())
+        values.append(requests[0][2])
+        finished = step.args[0].feed([b"OK" if values[-1] == held else None], NATIVE)
+    with pytest.raises(StopIteration):
+        next(steps)
+    return values
+
+
+def test_a_mark_is_found_once() -> None:
+    holder = Holder()
+    lease = Lease(weakref.ref(holder), b"name", TOKEN, 60_000, clock() + 30, Options(auto_renew=True))
+    assert values_sent(lease, held=TOKEN) == [TOKEN]
+    lease.expires_at = clock() + 30
+    assert values_sent(lease, held=MARKED) == [TOKEN, MARKED]
+    lease.expires_at = clock() + 30
+    assert values_sent(lease, held=MARKED) == [MARKED]
+
+
+def test_release_hands_over_at_once_what_was_renewed_for_a_waiter(
+    valkey: Server, connect: Connect, callers: Callers
+) -> None:
+    admin = connect(valkey.port)
+    name = type(callers).__name__
+    holder = callers.contender(callers.client(valkey.port, client_name=name), timeout=1.0, auto_renew=True)
+    holder.call("acquire")
+    (answer,) = queue_up([callers.contender(callers.client(valkey.port), **LATE)], admin)
+    wait_until(lambda: holder.lock._held().lease.contended, "a renewal has found the mark")
+    with sent_by(admin, name) as sent:
+        holder.release()
+        assert answer.result(PATIENCE_S) is True
+    assert "DELIFEQ" not in sent.commands
+    assert admin.pttl("name") > 1000 * FAR_S / 2
+
+
+def test_renewer_is_woken_only_for_what_is_due_before_its_next_look() -> None:
+    holder = Holder()
+    lease = Lease(weakref.ref(holder), b"name", TOKEN, 60_000, clock() + 60, Options(auto_renew=True))
+    record = Record(lease, lambda _: None)
+    schedule = Schedule()
+    assert schedule.add(record, 100.0, 0.001) is True
+    schedule.looks_at = 90.0
+    assert schedule.add(record, 100.0, 0.001) is False
+    assert schedule.add(record, 80.0, 0.001) is True
+    schedule.remove(record)
+    assert schedule.next_at() is None
+
+
+# The callbacks of lost leases, where no thread can be started
+
+
+def loss(holder: Holder, on_lost: Callable[[Any, LossReason], object]) -> LeaseLoss:
+    """A lock of the holder is lost."""
+    return LeaseLoss(
+        Lease(weakref.ref(holder), b"name", b"token", 1000, 0.0, Options(on_lost=on_lost)), LossReason.DELETED
+    )
+
+
+def test_where_one_callback_gets_no_thread_the_others_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = Holder()
+    over = threading.Event()
+    told: list[Future[bool]] = [Future() for _ in range(3)]
+    losses = [loss(holder, lambda *_: told[0].set_result(over.wait(PATIENCE_S)))]
+    losses += [loss(holder, lambda *_, number=number: told[number].set_result(True)) for number in (1, 2)]
+    real_start = starting.start_thread
+
+    def fail_once(*args: Any) -> None:
+        if threading.current_thread().name == "redislock_fast-lost":  # the first thread, which starts the others
+            monkeypatch.setattr(renewer, "start_thread", real_start)
+            raise RuntimeError("can't start new thread")
+        real_start(*args)
+
+    monkeypatch.setattr(renewer, "start_thread", fail_once)
+    report_losses_in_threads(losses)
+    assert told[1].result(PATIENCE_S)
+    over.set()
+    assert (told[0].result(PATIENCE_S), told[2].result(PATIENCE_S)) == (True, True)
+
+
+class _Ending(Renewer):
+    """Gets a lease when its thread is about to end.
+
+    Args:
+        lease: that one.
+        burst: what renews it.
+    """
+
+    def __init__(self, lease: Lease, burst: Any) -> None:
+        super().__init__(self, burst)
+        self._late = [lease]
+
+    def _look_again_and_again(self, in_force: Any) -> None:
+        super()._look_again_and_again(in_force)
+        if self._late:
+            self.keep(self._late.pop())
+
+
+def test_lease_that_comes_as_the_thread_ends_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewer, "_LINGER_S", 0.0)
+    holder = Holder()
+    first, late = (
+        Lease(weakref.ref(holder), b"name", b"token", 50, clock() + 0.05, Options(auto_renew=True)) for _ in range(2)
+    )
+    renewed: Future[list[Lease]] = Future()
+
+    def note(_: object, due: list[Lease], _losses: object) -> None:
+        for lease in due:
+            lease.record.is_over = True
+        if late in due:
+            renewed.set_result(due)
+
+    ending = _Ending(late, note)
+    ending.keep(first)
+    assert renewed.result(PATIENCE_S) == [late]

@@ -1,1 +1,0 @@
-"""What a profile records, without a server."""
