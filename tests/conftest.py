@@ -78,10 +78,7 @@ with contextlib.suppress(ModuleNotFoundError):  # wheels are tested without it
     hypothesis.settings.load_profile("unhurried")
 
 
-FLEETS = {
-    "valkey": ("valkey",) * 5,
-    "mixed": ("valkey", "redis", "redis-6.2", "valkey", "redis"),
-}
+FLEETS = {"valkey": ("valkey",) * 5, "mixed": ("valkey", "redis", "redis-6.2", "valkey", "redis")}
 """The kinds of independent servers that a Redlock is tested on."""
 
 
@@ -424,9 +421,7 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
     certificate_path.write_bytes(certificate("127.0.0.1", server_key, "test CA", ca_key))
     key_path.write_bytes(
         server_key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
     )
     options = {

@@ -12,10 +12,7 @@ pytest.importorskip("rich", reason="what the bench prints its tables with")
 
 from redislock_fast.server import find_binary
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_binary("valkey") is None, reason="no valkey server here"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_binary("valkey") is None, reason="no valkey server here")]
 
 
 def test_both_ways_are_measured(figures: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,7 @@ pytest.importorskip("rich", reason="what the bench prints its tables with")
 from bench import production
 from redislock_fast.server import find_binary
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_binary("valkey") is None, reason="no valkey server here"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_binary("valkey") is None, reason="no valkey server here")]
 
 
 @pytest.mark.parametrize("callers", ["1 thread", "1 task"])

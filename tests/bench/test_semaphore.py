@@ -15,10 +15,7 @@ from bench.contestants import OURS
 from bench.contestants.semaphores import BLPOP_LIST, LOCKS_IN_TURN, SEMAPHORE
 from redislock_fast.server import find_binary
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_binary("valkey") is None, reason="no valkey server here"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_binary("valkey") is None, reason="no valkey server here")]
 
 
 def test_every_row_is_measured(figures: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,10 +33,7 @@ LARGEST: dict[str, Any] = {
 IN_80_COLUMNS = {
     "throughput": (columns_of_pairs.MAIN, LARGEST),
     "latency": (columns_of_pairs.LATENCY, {**LARGEST, "title": "redislock_fast", "workload": "64 threads"}),
-    "contention": (
-        tables.SPEED,
-        {**LARGEST, "title": "redislock_fast", "workload": "8 processes, 1/1"},
-    ),
+    "contention": (tables.SPEED, {**LARGEST, "title": "redislock_fast", "workload": "8 processes, 1/1"}),
 }
 
 

@@ -17,12 +17,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 import redislock_fast
 from redislock_fast.server import Server, free_port
-from tests.support.async_helpers import (
-    ASYNC_CLASSES,
-    AsyncClients,
-    AsyncLockClass,
-    in_loop,
-)
+from tests.support.async_helpers import ASYNC_CLASSES, AsyncClients, AsyncLockClass, in_loop
 from tests.support.helpers import PATIENCE_S, start, wait_until
 
 StartServer = Callable[..., Server]

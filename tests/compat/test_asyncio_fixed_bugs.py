@@ -22,12 +22,7 @@ MANY = 20
 FAILURES = (AssertionError, pytest.fail.Exception, redis.RedisError)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("redis-py", marks=pytest.mark.xfail(strict=True, raises=FAILURES)),
-        "ours",
-    ]
-)
+@pytest.fixture(params=[pytest.param("redis-py", marks=pytest.mark.xfail(strict=True, raises=FAILURES)), "ours"])
 def lock_class_id(request: pytest.FixtureRequest) -> str:
     """Which of the two classes a test runs on; redis-py's is expected to fail it."""
     name: str = request.param
@@ -122,11 +117,7 @@ async def test_cancelled_acquire_leaves_no_key_behind(
 
 @in_loop
 async def test_cancelled_acquires_of_many_tasks_are_all_undone(
-    async_lock_class: AsyncLockClass,
-    proxy: Proxy,
-    async_connect: AsyncClients,
-    client: redis.Redis,
-    patience_s: float,
+    async_lock_class: AsyncLockClass, proxy: Proxy, async_connect: AsyncClients, client: redis.Redis, patience_s: float
 ) -> None:
     proxied = async_connect(proxy.port)
     await warm_up(async_lock_class, proxied)

@@ -16,12 +16,7 @@ from tests.support.helpers import run_script
 FAILURES = (AssertionError, pytest.fail.Exception, redis.RedisError, TypeError, AttributeError)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("redis-py", marks=pytest.mark.xfail(strict=True, raises=FAILURES)),
-        "ours",
-    ]
-)
+@pytest.fixture(params=[pytest.param("redis-py", marks=pytest.mark.xfail(strict=True, raises=FAILURES)), "ours"])
 def lock_class_id(request: pytest.FixtureRequest) -> str:
     """Which of the two classes a test runs on; redis-py's is expected to fail it."""
     name: str = request.param

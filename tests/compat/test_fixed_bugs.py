@@ -38,20 +38,10 @@ from tests.support.worlds import IN_THREADS, World
 
 pytestmark = pytest.mark.usefixtures("world")
 
-FAILURES = (
-    AssertionError,
-    AttributeError,
-    pytest.fail.Exception,
-    redis.RedisError,
-)
+FAILURES = (AssertionError, AttributeError, pytest.fail.Exception, redis.RedisError)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("redis-py", marks=pytest.mark.xfail(strict=True, raises=FAILURES)),
-        "ours",
-    ]
-)
+@pytest.fixture(params=[pytest.param("redis-py", marks=pytest.mark.xfail(strict=True, raises=FAILURES)), "ours"])
 def lock_class_id(request: pytest.FixtureRequest) -> str:
     """Which of the two classes a test runs on; redis-py's is expected to fail it."""
     name: str = request.param
@@ -175,12 +165,7 @@ def _in_context(lock: Any) -> None:
 @IN_THREADS
 @pytest.mark.parametrize(
     "use",
-    [
-        lambda lock: lock.release(),
-        lambda lock: lock.extend(10),
-        lambda lock: lock.reacquire(),
-        _in_context,
-    ],
+    [lambda lock: lock.release(), lambda lock: lock.extend(10), lambda lock: lock.reacquire(), _in_context],
     ids=["release", "extend", "reacquire", "exit"],
 )
 def test_other_thread_cannot_use_a_thread_local_lock(
@@ -238,10 +223,7 @@ def test_timeout_of_zero_is_no_timeout_to_extend(lock_class: LockClass, client: 
     assert (True, -1) == (lock.owned(), client.ttl("name"))
 
 
-@pytest.mark.parametrize(
-    ("additional_s", "replaces"),
-    [(-10, False), (-20, False), (-10, True), (0, True)],
-)
+@pytest.mark.parametrize(("additional_s", "replaces"), [(-10, False), (-20, False), (-10, True), (0, True)])
 def test_extend_by_what_is_no_ttl_is_refused(
     lock_class: LockClass, client: redis.Redis, additional_s: float, replaces: bool
 ) -> None:

@@ -20,12 +20,7 @@ from tests.support.helpers import RELEASE_KEEPS_TOKEN, LockClass, once, redis_py
 FAILURES = (AssertionError, pytest.fail.Exception, redis.RedisError, TypeError)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("redis-py", marks=pytest.mark.xfail(strict=True, raises=FAILURES)),
-        "ours",
-    ]
-)
+@pytest.fixture(params=[pytest.param("redis-py", marks=pytest.mark.xfail(strict=True, raises=FAILURES)), "ours"])
 def lock_class_id(request: pytest.FixtureRequest) -> str:
     """Which of the two classes a test runs on; redis-py's is expected to fail it."""
     name: str = request.param

@@ -44,11 +44,7 @@ print([getattr(Lock, name) is None for name in {SCRIPTS}])
 
 
 def test_class_has_script_texts(lock_class: LockClass) -> None:
-    for text in (
-        lock_class.LUA_RELEASE_SCRIPT,
-        lock_class.LUA_EXTEND_SCRIPT,
-        lock_class.LUA_REACQUIRE_SCRIPT,
-    ):
+    for text in (lock_class.LUA_RELEASE_SCRIPT, lock_class.LUA_EXTEND_SCRIPT, lock_class.LUA_REACQUIRE_SCRIPT):
         assert isinstance(text, str)
         assert "KEYS[1]" in text
 

@@ -39,13 +39,7 @@ LAST_OF_CLIENT_LOCK = (False,) if TAKES_RAISE_ON_RELEASE_ERROR else ()
 
 SIGNATURES: dict[str, list[tuple[str, Any]]] = {
     "register_scripts": [("self", REQUIRED)],
-    "acquire": [
-        ("self", REQUIRED),
-        ("sleep", None),
-        ("blocking", None),
-        ("blocking_timeout", None),
-        ("token", None),
-    ],
+    "acquire": [("self", REQUIRED), ("sleep", None), ("blocking", None), ("blocking_timeout", None), ("token", None)],
     "do_acquire": [("self", REQUIRED), ("token", REQUIRED)],
     "locked": [("self", REQUIRED)],
     "owned": [("self", REQUIRED)],
@@ -56,12 +50,7 @@ SIGNATURES: dict[str, list[tuple[str, Any]]] = {
     "reacquire": [("self", REQUIRED)],
     "do_reacquire": [("self", REQUIRED)],
     "__enter__": [("self", REQUIRED)],
-    "__exit__": [
-        ("self", REQUIRED),
-        ("exc_type", REQUIRED),
-        ("exc_value", REQUIRED),
-        ("traceback", REQUIRED),
-    ],
+    "__exit__": [("self", REQUIRED), ("exc_type", REQUIRED), ("exc_value", REQUIRED), ("traceback", REQUIRED)],
 }
 
 
@@ -306,10 +295,7 @@ def test_context_manager_raises_when_already_released(lock_class: LockClass, cli
 @pytest.mark.usefixtures("raise_on_release_error")
 @pytest.mark.parametrize("releases", [False, True])
 def test_raise_on_release_error_false_logs_a_warning(
-    lock_class: LockClass,
-    client: redis.Redis,
-    caplog: pytest.LogCaptureFixture,
-    releases: bool,
+    lock_class: LockClass, client: redis.Redis, caplog: pytest.LogCaptureFixture, releases: bool
 ) -> None:
     with lock_class(client, "name", raise_on_release_error=False) as lock:
         if releases:

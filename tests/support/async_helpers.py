@@ -200,8 +200,3 @@ def async_once() -> Retry:
 def async_few() -> Retry:
     """A retry policy that soon gives up."""
     return Retry(ConstantBackoff(0.01), 3)
-
-
-def async_many() -> Retry:
-    """A retry policy that outlasts the restart of a server."""
-    return Retry(ConstantBackoff(0.05), 400)

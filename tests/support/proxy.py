@@ -286,10 +286,6 @@ class Proxy:
         """Return once this many requests of a command have arrived in all."""
         self._wait(lambda: self.requests[command] >= count, f"{count} requests {command}")
 
-    def wait_for_lost(self, count: int = 1) -> None:
-        """Return once this many messages have been lost in all."""
-        self._wait(lambda: self.lost >= count, f"{count} messages lost")
-
     def wait_for_reply(self, command: str, count: int = 1) -> None:
         """Return once this many replies to a command have been passed on in all."""
         self._wait(lambda: self.replies[command] >= count, f"{count} replies to {command}")
@@ -319,10 +315,7 @@ class Proxy:
         return self
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close it."""
         self.close()

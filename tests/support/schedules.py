@@ -51,12 +51,7 @@ class _Stage:
     """
 
     def __init__(
-        self,
-        actors: list[Callable[[], object]],
-        files: frozenset[str],
-        first: int,
-        choose: _Choose,
-        by_opcode: bool,
+        self, actors: list[Callable[[], object]], files: frozenset[str], first: int, choose: _Choose, by_opcode: bool
     ) -> None:
         self._actors = actors
         self._files = files

@@ -55,11 +55,7 @@ class Outcome:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-c", os.devnull, "-p", "no:cacheprovider", *options, "test_it.py"],
             cwd=folder,
-            env={
-                **os.environ,
-                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-                "PYTHONPATH": path,
-            },
+            env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": path},
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

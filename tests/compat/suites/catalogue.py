@@ -85,11 +85,7 @@ SUITES = (
         options=("tests/cache/test_redis_backend.py",),
         variables={"DOGPILE_REDIS_PORT": "{port}"},
     ),
-    Suite(
-        "celery-redbeat",
-        requirements=("redis", "fakeredis[lua]", "pytz"),
-        options=("tests",),
-    ),
+    Suite("celery-redbeat", requirements=("redis", "fakeredis[lua]", "pytz"), options=("tests",)),
     Suite(
         "kombu",
         requirements=("redis", "hypothesis<7", "pytest-freezer", "Pyro4"),

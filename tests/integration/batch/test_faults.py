@@ -249,11 +249,7 @@ def test_a_frozen_server_is_not_waited_for_beyond_the_limit(
 @pytest.mark.slow
 @pytest.mark.parametrize("all_or_nothing", [False, True])
 def test_a_server_that_freezes_while_leases_are_prolonged_is_not_waited_for_beyond_the_limit(
-    world: World,
-    make_locker: MakeLocker,
-    spare_server: Callable[..., Server],
-    connect: Connect,
-    all_or_nothing: bool,
+    world: World, make_locker: MakeLocker, spare_server: Callable[..., Server], connect: Connect, all_or_nothing: bool
 ) -> None:
     server = spare_server()
     admin = connect(server.port)

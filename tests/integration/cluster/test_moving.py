@@ -18,15 +18,7 @@ from redis.exceptions import LockNotOwnedError
 from tests.support.clusters import SOON, Cluster, Place, connect, remap_ports
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.transports import clean_up
-from tests.support.waiting import (
-    FAR_S,
-    Callers,
-    Contender,
-    Guard,
-    serve,
-    until_one_is_done,
-    until_queued,
-)
+from tests.support.waiting import FAR_S, Callers, Contender, Guard, serve, until_one_is_done, until_queued
 
 EACH_STAGE = pytest.mark.parametrize("stage", ["before it has moved", "after it has moved", "after the slot has moved"])
 

@@ -73,10 +73,7 @@ class World:
         self._loop = asyncio.new_event_loop()
         self._sync_client = redis.Redis(port=self._server.port)
         self._async_client = redis.asyncio.Redis(port=self._server.port)
-        self._names: dict[str, Any] = {
-            "__name__": "__main__",
-            "port_of": partial(_port_of, servers),
-        }
+        self._names: dict[str, Any] = {"__name__": "__main__", "port_of": partial(_port_of, servers)}
         self._run(given.BEFORE.get(page, ""))
 
     def run(self, snippet: Snippet) -> None:
@@ -133,8 +130,7 @@ def _world(page: str, servers: Servers) -> Iterator[World]:
 
 
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=[pytest.mark.slow] if "tutorials" in page else []) for page in _WITH_SNIPPETS],
+    "page", [pytest.param(page, marks=[pytest.mark.slow] if "tutorials" in page else []) for page in _WITH_SNIPPETS]
 )
 def test_snippets_run_and_print_what_the_page_says(
     page: str, servers: Servers, valkey: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

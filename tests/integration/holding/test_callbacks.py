@@ -38,7 +38,6 @@ VERBS = pytest.mark.parametrize(
     ("verb", "arguments"), [("release", ()), ("extend", (FAR_S,)), ("reacquire", ())], ids=str
 )
 FINDERS = ("renewal", "release", "extend")
-MakeLock = Callable[..., Any]
 
 
 class Callback:

@@ -24,15 +24,7 @@ from redislock_fast.server import Server
 from tests.conftest import TlsServer
 from tests.support.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
 from tests.support.helpers import PATIENCE_S, REDIS_PY, no_threads
-from tests.support.holding import (
-    BRIEF_S,
-    KEPT_S,
-    RENEWED,
-    Losses,
-    renewed,
-    renewed_in_busy_loop,
-    until_in_busy_loop,
-)
+from tests.support.holding import BRIEF_S, KEPT_S, RENEWED, Losses, renewed, renewed_in_busy_loop, until_in_busy_loop
 
 TTL_S = 1.0
 COUNT = 100

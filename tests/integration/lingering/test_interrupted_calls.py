@@ -14,15 +14,7 @@ import redis
 
 import redislock_fast
 from redislock_fast.server import Server
-from tests.integration.lock.test_interrupts import (
-    CHANNELS,
-    FACADE,
-    LoopWorld,
-    ThreadWorld,
-    World,
-    collected,
-    untraced,
-)
+from tests.integration.lock.test_interrupts import CHANNELS, FACADE, LoopWorld, ThreadWorld, World, collected, untraced
 from tests.support.helpers import PATIENCE_S, pause, start, wait_until
 from tests.support.interrupts import interrupt_kind, interrupted_at, skip_what_a_loop_takes
 from tests.support.transports import queue_at_once, wait_by_steps

@@ -362,12 +362,7 @@ async def test_release_cancelled_after_the_lease_ended_says_so_when_repeated(
 @pytest.mark.parametrize(("cancelled", "counts"), CANCELS)
 @in_loop
 async def test_extend_and_reacquire_cancelled_at_any_point_keep_the_lock(
-    server: Server,
-    client: redis.Redis,
-    async_connect: AsyncClients,
-    cancelled: Cancelled,
-    counts: list[int],
-    use: str,
+    server: Server, client: redis.Redis, async_connect: AsyncClients, cancelled: Cancelled, counts: list[int], use: str
 ) -> None:
     async def prolong() -> None:
         await (lock.reacquire() if use == "reacquire" else lock.extend(20, replace_ttl=use == "replace"))
@@ -423,12 +418,7 @@ async def _slow_to_close() -> AsyncIterator[None]:
 @pytest.mark.parametrize("use", ["acquire", "release"])
 @pytest.mark.parametrize("cancels", [True, False])
 def test_program_that_ends_with_a_cancel_leaves_no_key(
-    frozen: Server,
-    connect: Connect,
-    loop_kind: str,
-    caplog: pytest.LogCaptureFixture,
-    use: str,
-    cancels: bool,
+    frozen: Server, connect: Connect, loop_kind: str, caplog: pytest.LogCaptureFixture, use: str, cancels: bool
 ) -> None:
     client = connect(frozen.port)
     locks = redis.asyncio.Redis(port=frozen.port)
@@ -626,11 +616,7 @@ def left_by(program: Callable[[set[bytes]], object], *servers: redis.Redis) -> s
 )
 @pytest.mark.usefixtures("quiet")
 def test_loop_that_ends_leaves_no_key_of_a_cancelled_acquire(
-    at_work: tuple[Server, Trouble, int],
-    connect: Connect,
-    loop_kind: str,
-    connected: bool,
-    pause: Pause,
+    at_work: tuple[Server, Trouble, int], connect: Connect, loop_kind: str, connected: bool, pause: Pause
 ) -> None:
     server, trouble, rounds = at_work
     client = connect(server.port)

@@ -44,8 +44,6 @@ from tests.support.helpers import PATIENCE_S, run_script, start, wait_until
 from tests.support.proxy import Proxy
 from tests.support.redlock import LIMIT_S, values
 
-Scenario = Callable[[], Coroutine[Any, Any, Any]]
-
 
 @pytest.fixture
 def loop_kind(each_loop_kind: str) -> str:
@@ -887,10 +885,7 @@ async def test_refusal_is_logged_where_nothing_is_held(make: Made, caplog: pytes
 @pytest.mark.parametrize("verb", REFUSED)
 @in_loop
 async def test_refusal_is_logged_where_two_tasks_hold(
-    async_valkey_client: redis.asyncio.Redis,
-    valkey_client: redis.Redis,
-    caplog: pytest.LogCaptureFixture,
-    verb: str,
+    async_valkey_client: redis.asyncio.Redis, valkey_client: redis.Redis, caplog: pytest.LogCaptureFixture, verb: str
 ) -> None:
     lock = Lock(async_valkey_client, "name", **FAR)
     async with Owner(lock):

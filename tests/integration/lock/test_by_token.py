@@ -247,11 +247,7 @@ def carried(handle: Handle) -> Handle:
 @pytest.mark.parametrize("carry", [lambda handle: pickle.loads(pickle.dumps(handle)), carried], ids=["pickle", "JSON"])
 @pytest.mark.parametrize("name", ["name", b"\xff\x00"], ids=repr)
 def test_detached_lock_is_held_by_the_lock_that_attaches_it(
-    holders: Holders,
-    valkey: Server,
-    valkey_client: redis.Redis,
-    carry: Callable[[Handle], Handle],
-    name: str | bytes,
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, carry: Callable[[Handle], Handle], name: str | bytes
 ) -> None:
     holder = holders.hold(valkey.port, name, fencing=True, **RENEWED)
     fence = holder.lock.fence

@@ -397,10 +397,7 @@ def test_noreplicas_that_passes_is_waited_for(
     client = connect(server.port)
     lock = our_lock(client, "name", timeout=10, thread_local=False)
     answer = world.start(lambda: lock.acquire(blocking_timeout=10))
-    wait_until(
-        lambda: client.info("commandstats").get("cmdstat_set", {}).get("rejected_calls"),
-        "the server refuses",
-    )
+    wait_until(lambda: client.info("commandstats").get("cmdstat_set", {}).get("rejected_calls"), "the server refuses")
     client.config_set("min-replicas-to-write", 0)
     assert answer.result(10) is True
     assert lock.owned()

@@ -24,12 +24,7 @@ from tests.support.waiting import FAR_S
 
 _THREADING: str = threading.__file__
 _RENEWER = ("_renewal/threads.py", "_renewal/schedule.py", "_transport/threads/starting.py", _THREADING)
-_CLEANUP = (
-    "_transport/cleanup.py",
-    "_transport/threads/cleanup.py",
-    "_transport/threads/starting.py",
-    _THREADING,
-)
+_CLEANUP = ("_transport/cleanup.py", "_transport/threads/cleanup.py", "_transport/threads/starting.py", _THREADING)
 
 _CONNECTING = ("_transport/threads/server.py", "_transport/threads/connect.py", "_transport/threads/cleanup.py")
 

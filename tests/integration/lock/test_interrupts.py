@@ -82,23 +82,12 @@ REDLOCK = (
 SHARED = ("_transport/base.py", "_transport/cleanup.py")
 RETURNING = tuple(
     f" in {name}"
-    for name in (
-        "release_lock",
-        "release_token",
-        "execute_release",
-        "release",
-        "_release",
-        "settle_release",
-        "drive",
-    )
+    for name in ("release_lock", "release_token", "execute_release", "release", "_release", "settle_release", "drive")
 )
 
 __all__ = ["interrupt_kind"]
 
-pytestmark = [
-    pytest.mark.parametrize("fleet", ["valkey"], indirect=True),
-    pytest.mark.usefixtures("interrupt_kind"),
-]
+pytestmark = [pytest.mark.parametrize("fleet", ["valkey"], indirect=True), pytest.mark.usefixtures("interrupt_kind")]
 
 NOTED = {"auto_renew": True, "thread_local": True}
 """Settings of a lock whose acquire is only noted."""
@@ -457,10 +446,7 @@ def test_waiting_acquire_interrupted_at_any_line(
             over = threading.Event()
 
             def hand_over(over: threading.Event = over) -> None:
-                wait_until(
-                    lambda: over.is_set() or queued(client, "name") == 1,
-                    "there is a waiter, or was none",
-                )
+                wait_until(lambda: over.is_set() or queued(client, "name") == 1, "there is a waiter, or was none")
                 holder.release()
 
             handing_over = pool.submit(hand_over)

@@ -259,11 +259,7 @@ print(most, rounds, lost)
 @pytest.mark.parametrize("library", PATCHES)
 @pytest.mark.parametrize("before", ["patched", "made", "used"])
 def test_greenlets_hold_renewed_locks_for_several_ttls(valkey: Server, library: str, before: str) -> None:
-    parts = {
-        "patched": PATCHES[library] + MAKE,
-        "made": MAKE + PATCHES[library],
-        "used": MAKE + USE + PATCHES[library],
-    }
+    parts = {"patched": PATCHES[library] + MAKE, "made": MAKE + PATCHES[library], "used": MAKE + USE + PATCHES[library]}
     finished = run_script(parts[before] + HOLD, valkey.port)
     assert (finished.stdout, finished.returncode) == ("1 6 []\n", 0)
 

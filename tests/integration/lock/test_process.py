@@ -92,8 +92,7 @@ def test_interrupted_release_can_be_repeated(frozen: tuple[Server, Proxy], conne
     sent = sum(proxy.requests[command] for command in RELEASE_COMMANDS)
     interrupt_when(
         lambda: wait_until(
-            lambda: sum(proxy.requests[command] for command in RELEASE_COMMANDS) > sent,
-            "the release is sent",
+            lambda: sum(proxy.requests[command] for command in RELEASE_COMMANDS) > sent, "the release is sent"
         )
     )
     with pytest.raises(KeyboardInterrupt):
@@ -406,9 +405,7 @@ def test_green_threads_share_a_client(library: str, lock_class_id: str, spare_se
     server = spare_server()
     assert server.process is not None
     finished = run_script(
-        PATCHED[library] + GREEN_SCRIPT.format(module=MODULES[lock_class_id].__name__),
-        server.port,
-        server.process.pid,
+        PATCHED[library] + GREEN_SCRIPT.format(module=MODULES[lock_class_id].__name__), server.port, server.process.pid
     )
     server.signal(signal.SIGCONT)
     assert "" == finished.stderr

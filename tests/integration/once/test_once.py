@@ -186,12 +186,7 @@ def test_skipped_is_a_lock_error(world: World) -> None:
 @pytest.mark.parametrize("at_least", [0, AT_LEAST_S], ids=["released", "kept"])
 @pytest.mark.parametrize("successor", [None, b"another's"], ids=["deleted", "taken"])
 def test_lock_that_was_lost_is_told_behind_the_job(
-    world: World,
-    valkey: Server,
-    valkey_client: redis.Redis,
-    losses: Losses,
-    successor: bytes | None,
-    at_least: float,
+    world: World, valkey: Server, valkey_client: redis.Redis, losses: Losses, successor: bytes | None, at_least: float
 ) -> None:
     reason = LossReason.TAKEN if successor else LossReason.DELETED
     ours = world.connect(valkey.port)

@@ -23,16 +23,7 @@ from tests.conftest import MakeUser
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, start, wait_until
 from tests.support.holding import until_passed
 from tests.support.proxy import Proxy
-from tests.support.redlock import (
-    SHORT_S,
-    Make,
-    clients_of,
-    freezing,
-    take,
-    values,
-    wait_until_free,
-    wait_until_held,
-)
+from tests.support.redlock import SHORT_S, Make, clients_of, freezing, take, values, wait_until_free, wait_until_held
 from tests.support.worlds import IN_THREADS, World
 
 pytestmark = pytest.mark.usefixtures("world")

@@ -20,16 +20,7 @@ from redislock_fast.server import Server
 from tests.integration.holding.conftest import Held
 from tests.integration.holding.test_holding import renewers
 from tests.support.helpers import in_thread, no_threads, run_script, wait_until
-from tests.support.holding import (
-    KEPT_S,
-    LONG_S,
-    RENEWED,
-    SLOW_S,
-    Holders,
-    Losses,
-    assert_lost,
-    until_passed,
-)
+from tests.support.holding import KEPT_S, LONG_S, RENEWED, SLOW_S, Holders, Losses, assert_lost, until_passed
 from tests.support.redlock import (
     LIMIT_S,
     SHORT_S,
@@ -227,12 +218,7 @@ def test_release_while_a_renewal_is_under_way(
     ("verb", "arguments"), [("extend", (FAR_S,)), ("extend", (SLOW_S / 2, True)), ("reacquire", ())], ids=str
 )
 def test_prolonging_while_a_renewal_is_under_way(
-    hold: Held,
-    fleet: Fleet,
-    valkey_client: redis.Redis,
-    losses: Losses,
-    verb: str,
-    arguments: tuple[Any, ...],
+    hold: Held, fleet: Fleet, valkey_client: redis.Redis, losses: Losses, verb: str, arguments: tuple[Any, ...]
 ) -> None:
     holder = hold(on_lost=losses, **{**SLOW, "limit": LIMIT_S})
     with renewing_in_vain(holder, fleet):

@@ -194,10 +194,7 @@ def test_permits_move_with_their_slot(
         assert semaphore.acquire(blocking=False) is None  # not while they move
         waiting = world.start(semaphore.acquire)
         (end,) = ends_of(cluster_client, place.name).values()
-        wait_until(
-            lambda: [end] < list(ends_of(cluster_client, place.name).values()),
-            "it is renewed",
-        )
+        wait_until(lambda: [end] < list(ends_of(cluster_client, place.name).values()), "it is renewed")
     finally:
         place.end_move()
     permits.append(take(waiting))

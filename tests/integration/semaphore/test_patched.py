@@ -120,11 +120,7 @@ CONTENDED = [
 @pytest.mark.parametrize("before", ["patched", "made", "used, forked"])
 def test_each_greenlet_has_permits_of_its_own(valkey: Server, library: str, before: str) -> None:
     patch = PATCHES[library]
-    parts = {
-        "patched": patch + MAKE,
-        "made": MAKE + patch,
-        "used, forked": MAKE + "use()" + FORK + patch,
-    }
+    parts = {"patched": patch + MAKE, "made": MAKE + patch, "used, forked": MAKE + "use()" + FORK + patch}
     finished = run_script(parts[before] + CONTEND, valkey.port)
     assert (finished.stdout.splitlines(), finished.returncode) == (CONTENDED, 0)
     assert library == "eventlet" or finished.stderr == ""

@@ -99,12 +99,7 @@ def test_holder_releases_a_lock_for_which_others_queue(
 
 @pytest.mark.parametrize("unknown", ["COMMAND", "SUBSCRIBE"])
 def test_log_says_that_locks_poll(
-    world: World,
-    proxy: Proxy,
-    client: redis.Redis,
-    make: MakeClient,
-    caplog: pytest.LogCaptureFixture,
-    unknown: str,
+    world: World, proxy: Proxy, client: redis.Redis, make: MakeClient, caplog: pytest.LogCaptureFixture, unknown: str
 ) -> None:
     proxy.close_on(unknown)
     client.set("name", "another's")

@@ -77,12 +77,7 @@ def hand_over(holder: Contender, waiter: Contender, begins_to_wait: Callable[[Co
 # Commands that a waiter may not send
 
 
-WATCHES = [
-    ("-subscribe",),
-    ("resetchannels",),
-    ("-eval", "-evalsha"),
-    ("resetkeys", "~name"),
-]
+WATCHES = [("-subscribe",), ("resetchannels",), ("-eval", "-evalsha"), ("resetkeys", "~name")]
 
 
 def release_for(waiter: Contender, admin: redis.Redis) -> None:

@@ -183,10 +183,7 @@ def test_command_that_ignores_term_is_killed_before_its_lease_ends(begin: Callab
     world, guard = begin(killed, renewed_until=1.0)
     guard.run(world, world)
     kill_at = TTL_S - KILL_S
-    assert (world.sent, guard.has_ended_it) == (
-        [(kill_at - TERM_S, signal.SIGTERM), (kill_at, signal.SIGKILL)],
-        True,
-    )
+    assert (world.sent, guard.has_ended_it) == ([(kill_at - TERM_S, signal.SIGTERM), (kill_at, signal.SIGKILL)], True)
 
 
 def test_command_that_is_told_to_end_may_end_by_itself(begin: Callable[..., Any]) -> None:

@@ -60,14 +60,8 @@ OPERATIONS: dict[str, tuple[Callable[[], Any], Callable[[Any, Capabilities], boo
             reply is None or reply == OK if capabilities.set_ifeq else type(reply) is int and reply in (0, 1)
         ),
     ),
-    "extend": (
-        lambda: Extend(KEY, TOKEN, 1000, False, 9.0),
-        lambda reply, _: type(reply) is int and reply in (0, 1),
-    ),
-    "extend for an unknown time": (
-        lambda: Extend(KEY, TOKEN, 1000, False, None),
-        lambda reply, _: type(reply) is int,
-    ),
+    "extend": (lambda: Extend(KEY, TOKEN, 1000, False, 9.0), lambda reply, _: type(reply) is int and reply in (0, 1)),
+    "extend for an unknown time": (lambda: Extend(KEY, TOKEN, 1000, False, None), lambda reply, _: type(reply) is int),
     "look": (lambda: ReadHolder(KEY), lambda reply, _: reply is None or type(reply) is bytes),
     "wait": (
         lambda: JoinQueue(KEY, TOKEN, 1000, b"publish", b"c", 5000, 60_000, b""),
