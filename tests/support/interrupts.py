@@ -5,6 +5,7 @@ Rules: nothing here asserts what a lock should do.
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import signal
 import sys
@@ -164,6 +165,30 @@ def handled_at(number: int, work: Callable[[], object], handle: Callable[[], obj
     finally:
         sys.setprofile(before)
     return place
+
+
+def handled(number: int, work: Callable[[], object], *files: str) -> str:
+    """Run `interrupt` as a signal handler, as `handled_at` does."""
+    return handled_at(number, work, interrupt, *files)
+
+
+def each_line(least: int, at: Callable[..., str] = interrupted_at) -> Iterator[Callable[..., str]]:
+    """For each line of a work in turn: what interrupts it there. That takes and returns what `at` does.
+
+    Ends with the number of a line that the work does not have. Asserts that there were more than so many at least.
+    """
+    place = ""
+
+    def strike(*arguments: Any) -> str:
+        nonlocal place
+        place = at(number, *arguments)
+        return place
+
+    for number in itertools.count(1):  # `strike` reads it
+        yield strike
+        if not place:
+            assert number > least
+            return
 
 
 def line_of(place: str) -> str:

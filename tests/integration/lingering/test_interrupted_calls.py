@@ -16,7 +16,7 @@ import redislock_fast
 from redislock_fast.server import Server
 from tests.integration.lock.test_interrupts import CHANNELS, FACADE, LoopWorld, ThreadWorld, World, collected, untraced
 from tests.support.helpers import PATIENCE_S, pause, start, wait_until
-from tests.support.interrupts import interrupt_kind, interrupted_at, skip_what_a_loop_takes
+from tests.support.interrupts import each_line, interrupt_kind, interrupted_at, skip_what_a_loop_takes
 from tests.support.transports import queue_at_once, wait_by_steps
 from tests.support.waiting import queued
 
@@ -110,39 +110,33 @@ SETTINGS = pytest.mark.parametrize("settings", [{}, {"auto_renew": True}, {"bloc
 @SETTINGS
 @pytest.mark.parametrize("lingers", [False, True], ids=["free", "lingering"])
 def test_acquire_interrupted_at_any_line(world: Any, settings: dict[str, Any], lingers: bool) -> None:
-    for number in range(1, 1000):
+    for strike in each_line(15, _interrupted):
         if lingers:
             earlier = world.lock(linger=60)
             world.do(earlier.acquire)
             world.do(earlier.release)
         lock = world.lock(**settings, linger=BRIEF_S)
-        place = _interrupted(number, world, lock.acquire)
+        place = strike(world, lock.acquire)
         _assert_whole(world, lock, place)
-        if not place:
-            assert number > 15
-            return
 
 
 def test_acquire_of_a_key_of_another_client_interrupted_at_any_line(world: Any, fleet: list[Server]) -> None:
     world.until_free()
     with redis.Redis(port=fleet[0].port) as client:
         holder = redislock_fast.Lock(client, "name", 60)
-        for number in range(1, 1000):
+        for strike in each_line(30, _interrupted):
             assert holder.acquire(blocking=False)
             lock = world.lock(linger=BRIEF_S)
-            place = _interrupted(number, world, partial(lock.acquire, blocking=False))
+            place = strike(world, partial(lock.acquire, blocking=False))
             holder.release()
             _assert_whole(world, lock, place)
-            if not place:
-                assert number > 30
-                return
 
 
 @SETTINGS
 @pytest.mark.parametrize("timeout", [60, 70], ids=["takes the key", "asks for the key"])
 @only_threads
 def test_local_waiter_interrupted_at_any_line(world: Any, timeout: int, settings: dict[str, Any]) -> None:
-    for number in range(1, 1000):
+    for strike in each_line(30, _interrupted):
         holder = world.shared(linger=BRIEF_S)
         world.do(holder.acquire)
         lock = world.lock(**settings, linger=BRIEF_S)
@@ -153,12 +147,9 @@ def test_local_waiter_interrupted_at_any_line(world: Any, timeout: int, settings
             holder.release()
 
         released = start(release_soon)
-        place = _interrupted(number, world, lock.acquire)
+        place = strike(world, lock.acquire)
         released.result(PATIENCE_S)
         _assert_whole(world, lock, place)
-        if not place:
-            assert number > 30
-            return
 
 
 @pytest.fixture
@@ -199,14 +190,11 @@ def test_acquire_by_the_queue_interrupted_at_any_line(
 ) -> None:
     if goes_on_by_steps:
         wait_by_steps(monkeypatch)
-    for number in range(1, 1000):
+    for strike in each_line(30, _interrupted):
         lock = world.lock(**settings, linger=BRIEF_S)
         with handing_over():
-            place = _interrupted(number, world, lock.acquire)
+            place = strike(world, lock.acquire)
         _assert_whole(world, lock, place)
-        if not place:
-            assert number > 30
-            return
 
 
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
@@ -214,37 +202,31 @@ def test_acquire_by_the_queue_interrupted_at_any_line(
 def test_release_of_a_wanted_key_interrupted_at_any_line(
     world: Any, settings: dict[str, Any], handing_over: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    for number in range(1, 1000):
+    for strike in each_line(10, _interrupted):
         lock = world.lock(**settings, linger=60)  # for longer than the test waits
         with handing_over():
             world.do(lock.acquire)
-        place = _interrupted(number, world, lock.release)
+        strike(world, lock.release)
         if lock.local.token is not None:
             world.do(lock.release)
         world.until_free()
-        if not place:
-            assert number > 10
-            return
 
 
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
 def test_release_interrupted_at_any_line(world: Any, settings: dict[str, Any]) -> None:
-    for number in range(1, 1000):
+    for strike in each_line(10, _interrupted):
         lock = world.lock(**settings, linger=BRIEF_S)
         world.do(lock.acquire)
-        place = _interrupted(number, world, lock.release)
+        place = strike(world, lock.release)
         if lock.local.token is not None:
             world.do(lock.release)
         _assert_whole(world, lock, place)
-        if not place:
-            assert number > 10
-            return
 
 
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
 @only_threads
 def test_release_with_a_local_waiter_interrupted_at_any_line(world: Any, settings: dict[str, Any]) -> None:
-    for number in range(1, 1000):
+    for strike in each_line(10, _interrupted):
         lock, waiter = world.lock(**settings, linger=BRIEF_S), world.lock(linger=BRIEF_S)
 
         def use(waiter: Any = waiter) -> None:
@@ -254,11 +236,8 @@ def test_release_with_a_local_waiter_interrupted_at_any_line(world: Any, setting
         world.do(lock.acquire)
         served = start(use)
         pause(SOON_S)
-        place = _interrupted(number, world, lock.release)
+        place = strike(world, lock.release)
         if lock.local.token is not None:
             world.do(lock.release)
         served.result(PATIENCE_S)
         _assert_whole(world, lock, place)
-        if not place:
-            assert number > 10
-            return

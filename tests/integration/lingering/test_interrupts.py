@@ -18,7 +18,7 @@ from redislock_fast import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, pause, start, wait_until
-from tests.support.interrupts import INTERRUPTS, interrupt_kind, interrupted_at
+from tests.support.interrupts import INTERRUPTS, each_line, interrupt_kind, interrupted_at
 from tests.support.waiting import FAR_S
 
 __all__ = ["interrupt_kind"]
@@ -132,15 +132,12 @@ def test_interrupt_at_any_line_of_a_local_waiter_leaves_the_key_usable(
 @pytest.mark.timeout(100)
 def test_interrupt_at_any_line_of_a_release_forgets_no_local_waiter(valkey: Server, connect: Connect) -> None:
     client = connect(valkey.port)
-    number, place = 0, "the first"
-    while place:
-        number += 1
+    for strike in each_line(10):
         holder, waiter = (_lock(client, "name", FAR_S) for _ in range(2))
         assert holder.acquire()
         waiting = start(partial(_use, waiter))
         wait_until(partial(getattr, holder, "wanted"), "a thread waits")
-        place = interrupted_at(number, holder.release, *_FILES)
+        strike(holder.release, *_FILES)
         with contextlib.suppress(LockError):
             holder.release()
         waiting.result(PATIENCE_S)
-    assert number > 10

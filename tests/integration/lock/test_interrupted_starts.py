@@ -18,7 +18,7 @@ from redislock_fast import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, start, wait_until
-from tests.support.interrupts import handled_at, interrupt, interrupt_noting, interrupted_at
+from tests.support.interrupts import each_line, handled, interrupt_noting, interrupted_at
 from tests.support.transports import end_idle_renewers
 from tests.support.waiting import FAR_S
 
@@ -56,9 +56,7 @@ def test_renewer_can_be_used_after_an_interrupt_at_any_line(
 ) -> None:
     if is_idle:
         end_idle_renewers(monkeypatch)
-    number, place = 0, "the first"
-    while place:
-        number += 1
+    for strike in each_line(10):
         lock = Lock(client, "name", timeout=FAR_S, auto_renew=True, **settings)
 
         def use(lock: Lock = lock) -> None:
@@ -66,13 +64,12 @@ def test_renewer_can_be_used_after_an_interrupt_at_any_line(
             lock.extend(FAR_S, replace_ttl=True)
             lock.release()
 
-        place = interrupted_at(number, use, *_RENEWER)
+        place = strike(use, *_RENEWER)
         assert " raises " not in place
         with contextlib.suppress(LockError):
             lock.release()
         others = [start(lambda: _use(client, auto_renew=True, **settings)) for _ in range(2)]
         assert [other.result(PATIENCE_S) for other in others] == [True, True]
-    assert number > 10
 
 
 @pytest.mark.parametrize("is_renewed", [False, True])
@@ -95,9 +92,7 @@ def test_lock_that_was_extended_in_vain_is_still_renewed(is_renewed: bool, clien
 
 
 def test_second_interrupt_while_a_cleanup_is_started_loses_no_cleanup(client: redis.Redis) -> None:
-    number, place = 0, "the first"
-    while place:
-        number += 1
+    for strike in each_line(10):
         lock = Lock(client, "name", timeout=FAR_S, thread_local=False)
         interrupt_noting(lock)
 
@@ -105,21 +100,15 @@ def test_second_interrupt_while_a_cleanup_is_started_loses_no_cleanup(client: re
             with pytest.raises(KeyboardInterrupt):  # where the second one does not come any more
                 lock.acquire()
 
-        place = interrupted_at(number, acquire, *_CLEANUP)
+        place = strike(acquire, *_CLEANUP)
         assert lock.local.token is None
         wait_until(lambda: not client.exists("name"), f"nothing is left of what was interrupted at {place}")
         assert start(lambda: _use(client)).result(PATIENCE_S) is True
-    assert number > 10
 
 
 def test_interrupt_at_any_place_of_connecting_lets_others_connect(valkey: Server, valkey_client: redis.Redis) -> None:
-    number, place = 0, "the first"
-    while place:
-        number += 1
+    for strike in each_line(20, handled):
         with redis.Redis(port=valkey.port) as client:
-            place = handled_at(
-                number, Lock(client, "name", timeout=FAR_S).locked, interrupt, *_CONNECTING, contextlib.__file__
-            )
+            strike(Lock(client, "name", timeout=FAR_S).locked, *_CONNECTING, contextlib.__file__)
             valkey_client.client_kill_filter(_type="normal", skipme=True)  # so that another one is needed
             assert start(lambda: _use(client)).result(PATIENCE_S) is True
-    assert number > 20

@@ -14,7 +14,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import redis
@@ -27,8 +27,8 @@ from redislock_fast.server import Server
 from tests.support.async_helpers import eventually
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.interrupts import (
-    handled_at,
-    interrupt,
+    each_line,
+    handled,
     interrupt_kind,
     interrupt_noting,
     interrupted_at,
@@ -92,7 +92,16 @@ pytestmark = [pytest.mark.parametrize("fleet", ["valkey"], indirect=True), pytes
 NOTED = {"auto_renew": True, "thread_local": True}
 """Settings of a lock whose acquire is only noted."""
 
+_Test = TypeVar("_Test", bound=Callable[..., None])
 untraced = pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
+
+
+def at_any_line(test: _Test) -> _Test:
+    """Marks a test that interrupts calls at each line in turn."""
+    never_awaited = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+    for mark in (never_awaited, pytest.mark.usefixtures("collected"), untraced, pytest.mark.slow):
+        test = mark(test)
+    return test
 
 
 class World(ABC):
@@ -312,47 +321,32 @@ def test_interrupt_just_behind_the_noting_of_a_redlock(world: World) -> None:
     world.until_free()
 
 
-@pytest.mark.slow
-@untraced
-@pytest.mark.usefixtures("collected")
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@at_any_line
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}, NOTED, {"blocking_timeout": 10}], ids=str)
 def test_acquire_interrupted_at_any_line(world: World, settings: dict[str, Any]) -> None:
     world.do(world.lock().locked)  # connects
-    for number in range(1, 1000):
+    for strike in each_line(30):
         lock = world.lock(**settings)
-        place = interrupted_at(number, lambda: world.do(lock.acquire), *FACADE, *CHANNELS)  # noqa: B023
+        place = strike(lambda: world.do(lock.acquire), *FACADE, *CHANNELS)  # noqa: B023
         if lock.local.token is not None:  # returned, or about to
             world.do(lock.release)
         world.until_free()
         assert " raises " not in place
-        if not place:
-            assert number > 30
-            return
 
 
-@pytest.mark.slow
-@untraced
-@pytest.mark.usefixtures("collected")
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@at_any_line
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
 def test_acquire_interrupted_twice_leaves_nothing(world: World, settings: dict[str, Any]) -> None:
     world.do(world.lock().locked)  # connects
-    for number in range(1, 1000):
+    for strike in each_line(30, handled):
         lock = world.lock(**settings)
         interrupt_noting(lock)
-        place = handled_at(number, lambda: world.do(lock.acquire), interrupt, *FACADE, *CHANNELS, *SHARED)  # noqa: B023
+        strike(lambda: world.do(lock.acquire), *FACADE, *CHANNELS, *SHARED)  # noqa: B023
         assert lock.local.token is None
         world.until_free()
-        if not place:
-            assert number > 30
-            return
 
 
-@pytest.mark.slow
-@untraced
-@pytest.mark.usefixtures("collected")
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@at_any_line
 @pytest.mark.parametrize("settings", [{}, NOTED, {"linger": 0.02}], ids=str)
 @pytest.mark.parametrize("kind", [ThreadWorld, LoopWorld], ids=["threads", "tasks"])
 def test_acquire_without_an_answer_interrupted_at_any_line(
@@ -365,7 +359,7 @@ def test_acquire_without_an_answer_interrupted_at_any_line(
         lock = world.lock(**settings)
         world.do(lock.acquire)  # connects
         world.do(lock.release)
-        for number in range(1, 1000):
+        for strike in each_line(30):
             lock = world.lock(blocking_timeout=0.01, **settings)
 
             def acquire(lock: Any = lock) -> None:
@@ -373,20 +367,14 @@ def test_acquire_without_an_answer_interrupted_at_any_line(
                     world.do(lock.acquire)
 
             proxy.hold()
-            place = interrupted_at(number, acquire, *FACADE, *CHANNELS, *SHARED)
+            place = strike(acquire, *FACADE, *CHANNELS, *SHARED)
             proxy.resume()
             assert lock.local.token is None
             world.until_free()
             assert " raises " not in place.removesuffix(" raises nothing")
-            if not place:
-                assert number > 30
-                return
 
 
-@pytest.mark.slow
-@untraced
-@pytest.mark.usefixtures("collected")
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@at_any_line
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
 def test_acquire_of_a_redlock_interrupted_at_any_line(world: World, settings: dict[str, Any]) -> None:
     if isinstance(world, LoopWorld):
@@ -394,28 +382,22 @@ def test_acquire_of_a_redlock_interrupted_at_any_line(world: World, settings: di
             "the loop raises the interrupt again later, perhaps outside of the test, which ends pytest's worker"
         )
     world.do(world.redlock().locked)  # connects
-    for number in range(1, 1000):
+    for strike in each_line(60):
         lock = world.redlock(**settings)
-        place = interrupted_at(number, lambda: world.do(lock.acquire), *REDLOCK)  # noqa: B023
+        place = strike(lambda: world.do(lock.acquire), *REDLOCK)  # noqa: B023
         if lock.local.token is not None:  # returned, or about to
             world.do(lock.release)
         world.until_free()
         assert " raises " not in place
-        if not place:
-            assert number > 60
-            return
 
 
-@pytest.mark.slow
-@untraced
-@pytest.mark.usefixtures("collected")
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@at_any_line
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}], ids=str)
 def test_release_of_a_redlock_interrupted_at_any_line_can_be_repeated(world: World, settings: dict[str, Any]) -> None:
-    for number in range(1, 1000):
+    for strike in each_line(60):
         lock = world.redlock(**settings)
         world.do(lock.acquire)
-        place = interrupted_at(number, lambda: world.do(lock.release), *REDLOCK)  # noqa: B023
+        place = strike(lambda: world.do(lock.release), *REDLOCK)  # noqa: B023
         if lock.local.token is not None:
             world.do(lock.release)
         world.until_free()
@@ -423,15 +405,9 @@ def test_release_of_a_redlock_interrupted_at_any_line_can_be_repeated(world: Wor
             place = place.replace(" in answer raises nothing", " in answer")
         assert " raises " not in place
         assert lock.local.token is None
-        if not place:
-            assert number > 60
-            return
 
 
-@pytest.mark.slow
-@untraced
-@pytest.mark.usefixtures("collected")
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@at_any_line
 @pytest.mark.parametrize("at_once", [False, True], ids=["after an attempt", "at once"])
 def test_waiting_acquire_interrupted_at_any_line(
     world: World, fleet: list[Server], at_once: bool, monkeypatch: pytest.MonkeyPatch
@@ -441,7 +417,7 @@ def test_waiting_acquire_interrupted_at_any_line(
     world.do(world.lock().locked)  # connects
     with redis.Redis(port=fleet[0].port) as client, ThreadPoolExecutor() as pool:
         holder = redislock_fast.Lock(client, "name", 60, thread_local=False)
-        for number in range(1, 1000):
+        for strike in each_line(60):
             holder.acquire()
             over = threading.Event()
 
@@ -451,16 +427,13 @@ def test_waiting_acquire_interrupted_at_any_line(
 
             handing_over = pool.submit(hand_over)
             lock = world.lock()
-            place = interrupted_at(number, lambda: world.do(lock.acquire), *FACADE, *CHANNELS)  # noqa: B023
+            place = strike(lambda: world.do(lock.acquire), *FACADE, *CHANNELS)  # noqa: B023
             over.set()
             handing_over.result(PATIENCE_S)
             if lock.local.token is not None:  # returned, or about to
                 world.do(lock.release)
             world.until_free()
             assert " raises " not in place
-            if not place:
-                assert number > 60
-                return
 
 
 @pytest.mark.slow
@@ -469,28 +442,22 @@ def test_thread_interrupted_at_any_line_is_inside_no_more(fleet: list[Server]) -
     with contextlib.closing(ThreadWorld(fleet[:1])) as world, contextlib.closing(ThreadWorld(fleet[:1])) as other:
         world.do(world.lock().locked)  # connects
         other.do(other.lock().acquire)
-        for number in range(1, 1000):
+        for strike in each_line(60):
             lock = world.lock(blocking_timeout=0.001)
-            place = interrupted_at(number, lambda: world.do(lock.acquire), *FACADE, *CHANNELS)  # noqa: B023
+            place = strike(lambda: world.do(lock.acquire), *FACADE, *CHANNELS)  # noqa: B023
             # A bare `return` is left by the lines of its `finally`. On these no signal strikes.
             left = line_of(place)
             is_leaving = left == "return" or left.startswith(("self.inside.discard", "if not was_inside"))
             assert is_leaving or threading.get_ident() not in threads_inside(world.client)
-            if not place:
-                assert number > 60
-                return
 
 
-@pytest.mark.slow
-@untraced
-@pytest.mark.usefixtures("collected")
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@at_any_line
 @pytest.mark.parametrize("settings", [{}, {"auto_renew": True}, NOTED], ids=str)
 def test_release_interrupted_at_any_line_can_be_repeated(world: World, settings: dict[str, Any]) -> None:
-    for number in range(1, 1000):
+    for strike in each_line(20):
         lock = world.lock(**settings)
         world.do(lock.acquire)
-        place = interrupted_at(number, lambda: world.do(lock.release), *FACADE, *CHANNELS)  # noqa: B023
+        place = strike(lambda: world.do(lock.release), *FACADE, *CHANNELS)  # noqa: B023
         if lock.local.token is not None:
             try:
                 world.do(lock.release)
@@ -498,24 +465,18 @@ def test_release_interrupted_at_any_line_can_be_repeated(world: World, settings:
                 assert place.endswith(RETURNING)  # since Python looks for one in calls and loops alone
         world.until_free()
         assert lock.local.token is None
-        if not place:
-            assert number > 20
-            return
 
 
-@pytest.mark.slow
-@untraced
-@pytest.mark.usefixtures("collected")
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@at_any_line
 def test_release_interrupted_at_any_line_of_handing_over_can_be_repeated(world: World, fleet: list[Server]) -> None:
     with redis.Redis(port=fleet[0].port) as client:
         waiter = redislock_fast.Lock(client, "name", timeout=10, sleep=10, thread_local=False)
-        for number in range(1, 1000):
+        for strike in each_line(20):
             lock = world.lock()
             world.do(lock.acquire)
             acquired = start(waiter.acquire)
             wait_until(lambda: queued(client, "name"), "another waits")
-            place = interrupted_at(number, lambda: world.do(lock.release), *FACADE, *CHANNELS)  # noqa: B023
+            place = strike(lambda: world.do(lock.release), *FACADE, *CHANNELS)  # noqa: B023
             if lock.local.token is not None:
                 try:
                     world.do(lock.release)
@@ -524,22 +485,16 @@ def test_release_interrupted_at_any_line_of_handing_over_can_be_repeated(world: 
             assert acquired.result(PATIENCE_S) is True
             waiter.release()
             world.until_free()
-            if not place:
-                assert number > 20
-                return
 
 
-@pytest.mark.slow
-@untraced
-@pytest.mark.usefixtures("collected")
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@at_any_line
 @pytest.mark.parametrize("is_connected", [True, False], ids=["connected", "unconnected"])
 def test_undoing_task_interrupted_at_any_line_leaves_nothing(fleet: list[Server], is_connected: bool) -> None:
     async def others() -> None:
         await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
 
     with redis.Redis(port=fleet[0].port) as client:
-        for number in range(1, 1000):
+        for strike in each_line(40):
             with contextlib.closing(LoopWorld(fleet[:1])) as world:
                 lock = world.lock()
 
@@ -550,13 +505,8 @@ def test_undoing_task_interrupted_at_any_line_leaves_nothing(fleet: list[Server]
                     clean_up(lock.redis, [(b"name", b"mine")])
 
                 world.do(leave_to_be_undone)
-                place = interrupted_at(
-                    number, lambda: world.do(others), "_transport/base.py", "_transport/cleanup.py", *CHANNELS
-                )
+                strike(lambda: world.do(others), "_transport/base.py", "_transport/cleanup.py", *CHANNELS)
                 world.until_free()
-            if not place:
-                assert number > 40
-                return
 
 
 def test_interrupt_while_connecting_is_raised_once(fleet: list[Server]) -> None:

@@ -16,7 +16,7 @@ from redislock_fast._linger.key_lease import KeyLease
 from redislock_fast._linger.procedures import Turn, release_here, take_at_once
 from redislock_fast._util.times import clock
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of
-from tests.support.interrupts import INTERRUPTS, interrupt_kind, interrupted_at
+from tests.support.interrupts import INTERRUPTS, each_line, interrupt_kind
 
 __all__ = ["interrupt_kind"]
 
@@ -81,21 +81,16 @@ def _take_at_once(kept: Any) -> None:
 
 @pytest.mark.parametrize("work", [_wait_in_turn, _hear_wanted, _drop_all, _replace, _tidy, _take_at_once])
 def test_interrupt_at_any_line_leaves_the_local_lock_free(work: Callable[[Kept], None]) -> None:
-    number, place = 0, "the first"
-    while place:
-        number += 1
+    for strike in each_line(10):
         kept = Kept()
         cached = kept.key_cache.of(KEY)
-        place = interrupted_at(number, partial(work, kept), *_FILES)
+        place = strike(partial(work, kept), *_FILES)
         assert " raises " not in place
         assert cached.locked_by == {}, place
-    assert number > 10
 
 
 def test_interrupted_release_of_a_key_that_is_not_kept_leaves_nothing_to_take() -> None:
-    number, place = 0, "the first"
-    while place:
-        number += 1
+    for strike in each_line(10):
         kept = Kept()
         lease = lease_of(clock())
         cached = kept.keep(lease, clock() + 1)
@@ -103,24 +98,20 @@ def test_interrupted_release_of_a_key_that_is_not_kept_leaves_nothing_to_take() 
         owner = lock._mine()
         assert take_at_once(lock, cached, owner)
         lease.let_go()
-        place = interrupted_at(number, partial(release_here, lock, owner, cached), *_FILES)
+        place = strike(partial(release_here, lock, owner, cached), *_FILES)
         if kept.given_up:
             assert not take_at_once(lock, cached, owner), f"a key is taken that is given back: {place}"
             assert cached.lease is None, place
-    assert number > 10
 
 
 def test_interrupted_sweep_gives_back_what_it_has_taken_out() -> None:
-    number, place = 0, "the first"
-    while place:
-        number += 1
+    for strike in each_line(10):
         kept = Kept()
         cached = kept.keep(lease_of(clock()), clock() - 1)
-        place = interrupted_at(number, partial(kept.key_cache.sweep, clock()), *_FILES)
+        place = strike(partial(kept.key_cache.sweep, clock()), *_FILES)
         kept.key_cache.sweep(clock())
         assert {given_up.token for given_up, _ in kept.given_up} == {TOKEN}, place
         assert (cached.lease, cached.locked_by) == (None, {}), place
-    assert number > 10
 
 
 def test_second_release_by_an_interrupted_sweep_may_find_the_first() -> None:
