@@ -346,21 +346,6 @@ def test_lease_that_ends_with_many_in_the_queue(scene: Scene) -> None:
     assert scene.client.keys() == []
 
 
-@pytest.mark.parametrize("holders_timeout", [FAR_S, None])
-@pytest.mark.parametrize(("timeout", "pttl_ms"), [(20, range(15_000, 20_001)), (None, [-1])], ids=["ttl", "no ttl"])
-def test_lock_that_is_handed_over_has_the_ttl_of_its_new_holder(
-    scene: Scene, holders_timeout: float | None, timeout: float | None, pttl_ms: Any
-) -> None:
-    holder = scene.holder(timeout=holders_timeout)
-    waiter = scene.contender(timeout=timeout, sleep=FAR_S)
-    answer = scene.wait(waiter)
-    holder.release()
-    assert answer.result(PATIENCE_S) is True
-    assert scene.client.pttl("name") in pttl_ms
-    waiter.release()
-    assert scene.client.keys() == []
-
-
 def test_lock_that_was_waited_for_longer_than_its_ttl_is_fresh(scene: Scene) -> None:
     ttl_ms = 600
     holder = scene.holder()
