@@ -18,14 +18,13 @@ from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import CONTENDED_FLAG
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
 from tests.simulation.keyspace import Entry
 from tests.simulation.model import SERVERS, WRONGTYPE, Model
-from tests.support.helpers import EXTEND_COMMANDS, once
+from tests.support.helpers import EXTEND_COMMANDS
 from tests.support.proxy import Proxy
 
 KEY = b"name"
@@ -274,12 +273,6 @@ def acquire(client: redis.Redis, token: bytes = TOKEN, ttl_ms: int | None = 60_0
     return operation
 
 
-def channel_of(client: redis.Redis) -> ThreadServerTransport:
-    channel = transport_of(client)
-    assert isinstance(channel, ThreadServerTransport)
-    return channel
-
-
 @VALUES
 @TTLS_MS
 def test_found_lock_has_its_lease_anew(client: redis.Redis, token: bytes, value: bytes, ttl_ms: int | None) -> None:
@@ -291,20 +284,6 @@ def test_found_lock_has_its_lease_anew(client: redis.Redis, token: bytes, value:
     left_ms = client.pttl(KEY)
     assert left_ms == -1 if ttl_ms is None else 30_000 < left_ms <= ttl_ms
     assert client.get(KEY) == value
-
-
-def test_acquired_again_and_again_under_one_token(client: redis.Redis) -> None:
-    assert all(acquire(client).result for _ in range(3))
-    assert not acquire(client, b"job-18").result
-    assert client.get(KEY) == TOKEN
-
-
-def test_lock_of_another_token_is_left_as_it_is(client: redis.Redis) -> None:
-    client.set(KEY, b"job-18", px=30_000)
-    operation = acquire(client)
-    assert (operation.result, operation.holder) == (False, b"job-18")
-    assert client.get(KEY) == b"job-18"
-    assert 0 < client.pttl(KEY) <= 30_000
 
 
 def test_key_that_is_no_string_is_an_error(client: redis.Redis) -> None:
@@ -322,30 +301,6 @@ def test_lost_reply(proxy: Proxy, connect: Connect, nth: int) -> None:
     assert proxy.dropped.is_set()
     assert operation.result
     assert 30_000 < client.pttl(KEY) <= 60_000
-
-
-def test_failed_reacquire_leaves_the_earlier_lock_alone(proxy: Proxy, connect: Connect) -> None:
-    client = connect(proxy.port, retry=once())
-    acquire(client)
-    proxy.drop_reply(*EXTEND_COMMANDS, nth=2)
-    proxy.refuse()
-    with pytest.raises(redis.ConnectionError):
-        acquire(client)
-    assert channel_of(client).cleanup.idle
-    proxy.accept()
-    assert client.get(KEY) == TOKEN
-
-
-def test_failed_set_leaves_the_earlier_lock_alone(proxy: Proxy, connect: Connect) -> None:
-    client = connect(proxy.port, retry=once())
-    acquire(client)
-    proxy.drop_reply("SET")
-    proxy.refuse()
-    with pytest.raises(redis.ConnectionError):
-        acquire(client)
-    assert channel_of(client).cleanup.idle
-    proxy.accept()
-    assert client.get(KEY) == TOKEN
 
 
 @pytest.mark.parametrize("rules", [("-delifeq",), ("-eval", "-evalsha"), ("-get",)], ids=str)
