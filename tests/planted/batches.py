@@ -6,6 +6,8 @@ from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
 
+_ALL_OR_NOTHING = "tests/integration/batch/test_all_or_nothing.py::"
+
 FAULTS = (
     Fault(
         "batch that fails leaves the keys that it has got",
@@ -44,10 +46,7 @@ FAULTS = (
         "_batch/acquisition.py",
         "sorted(range(len(keys)), key=keys.__getitem__)",
         "list(range(len(keys)))",
-        (
-            "tests/integration/batch/test_all_or_nothing.py::"
-            "test_while_it_waits_it_holds_only_what_comes_before[threads-valkey]"
-        ),
+        f"{_ALL_OR_NOTHING}test_while_it_waits_it_holds_only_what_comes_before[threads-valkey]",
     ),
     Fault(
         "locks of a round that fails are not known to the cleanup",
@@ -110,20 +109,14 @@ FAULTS = (
         "_batch/acquisition.py",
         "limit, lease.token, refresh=refresh)",
         "Limit(0.1), lease.token, refresh=refresh)",
-        (
-            "tests/integration/batch/test_all_or_nothing.py::"
-            "test_it_keeps_its_place_while_the_leases_before_it_are_prolonged[threads-valkey]"
-        ),
+        f"{_ALL_OR_NOTHING}test_it_keeps_its_place_while_the_leases_before_it_are_prolonged[threads-valkey]",
     ),
     Fault(
         "all_or_nothing holds locks behind the one that it waits for",
         "_batch/acquisition.py",
         "                yield from self._give_back(set(order[held + 1 :]))\n",
         "",
-        (
-            "tests/integration/batch/test_all_or_nothing.py::"
-            "test_while_it_waits_it_holds_only_what_comes_before[threads-valkey]"
-        ),
+        f"{_ALL_OR_NOTHING}test_while_it_waits_it_holds_only_what_comes_before[threads-valkey]",
     ),
     Fault(
         "leases end while a batch waits",

@@ -6,6 +6,8 @@ from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
 
+_BY_TOKEN = "tests/integration/lock/test_by_token.py::"
+
 FAULTS = (
     Fault(
         "release fails where the native command is refused",
@@ -117,20 +119,14 @@ FAULTS = (
         "_protocol/claims.py",
         "            self._claim.take()\n",
         "            pass\n",
-        (
-            "tests/integration/lock/test_by_token.py::"
-            "test_acquire_that_is_given_up_gives_back_what_it_has_taken[valkey-threads-by_time-plain]"
-        ),
+        f"{_BY_TOKEN}test_acquire_that_is_given_up_gives_back_what_it_has_taken[valkey-threads-by_time-plain]",
     ),
     Fault(
         "what an acquire takes after another with its token has released is left",
         "_protocol/claims.py",
         "            self._claims.join(operation, self._entry)\n",
         "            pass\n",
-        (
-            "tests/integration/lock/test_by_token.py::"
-            "test_what_an_attempt_takes_after_another_has_released_is_undone[valkey-tasks-60.0]"
-        ),
+        f"{_BY_TOKEN}test_what_an_attempt_takes_after_another_has_released_is_undone[valkey-tasks-60.0]",
     ),
     Fault(
         "reader waits for a caller that has the mutex of a claim",
@@ -144,10 +140,7 @@ FAULTS = (
         "_protocol/claims.py",
         "return self._is_taken and not self._is_held and not self.under_way",
         "return self._is_taken",
-        (
-            "tests/integration/lock/test_by_token.py::"
-            "test_acquire_that_fails_leaves_the_lock_of_another_with_the_token[valkey-threads-by_time-plain]"
-        ),
+        f"{_BY_TOKEN}test_acquire_that_fails_leaves_the_lock_of_another_with_the_token[valkey-threads-by_time-plain]",
     ),
     Fault(
         "fenced acquire takes an equal token of another holder for its own",
@@ -251,19 +244,13 @@ FAULTS = (
         "_procedures/on_options.py",
         "return [(lock._key, token)] if own_token is None or took else []",
         "return [(lock._key, token)]",
-        (
-            "tests/integration/lock/test_by_token.py::"
-            "test_acquire_that_fails_after_it_found_the_lock_leaves_it[threads-valkey]"
-        ),
+        f"{_BY_TOKEN}test_acquire_that_fails_after_it_found_the_lock_leaves_it[threads-valkey]",
     ),
     Fault(
         "lock that an acquire took with its own token stays when the acquire fails",
         "_procedures/on_options.py",
         "return [(lock._key, token)] if own_token is None or took else []",
         "return [(lock._key, token)] if own_token is None else []",
-        (
-            "tests/integration/lock/test_by_token.py::"
-            "test_acquire_that_fails_after_it_took_the_lock_gives_it_back[threads-valkey]"
-        ),
+        f"{_BY_TOKEN}test_acquire_that_fails_after_it_took_the_lock_gives_it_back[threads-valkey]",
     ),
 )

@@ -6,6 +6,9 @@ from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
 
+_LINGERING = "tests/integration/lingering/test_lingering.py::"
+_ENDS = "tests/integration/lingering/test_ends.py::"
+_KEY_CACHE_INTERRUPTS = "tests/unit/linger/test_key_cache_interrupts.py::"
 _KEYS = "tests/unit/linger/test_key_cache.py::"
 _MEET = "tests/unit/linger/test_key_cache_schedules.py::test_two_threads_may_meet_between_any_two_lines"
 _STEPS = "tests/unit/linger/test_procedures.py::"
@@ -18,10 +21,7 @@ FAULTS = (
         "_linger/watching_loop.py",
         "ticks_s = self.tick_s, 2 * self.tick_s",
         "ticks_s = (self.tick_s,)",
-        (
-            "tests/unit/linger/test_giving_back.py::"
-            "test_loop_goes_on_watching_where_an_interrupt_strikes_the_callback_at_its_start"
-        ),
+        f"{_GIVING_BACK}test_loop_goes_on_watching_where_an_interrupt_strikes_the_callback_at_its_start",
     ),
     Fault(
         "replies to what was given back are not read where no thread can be started",
@@ -67,10 +67,7 @@ FAULTS = (
             "        has_lock = False\n"
         ),
         "",
-        (
-            "tests/unit/linger/test_procedures.py::"
-            "test_lock_with_an_overridden_hook_that_has_waited_in_memory_asks_the_server_without_the_local_lock"
-        ),
+        f"{_STEPS}test_lock_with_an_overridden_hook_that_has_waited_in_memory_asks_the_server_without_the_local_lock",
     ),
     Fault(
         "local caller takes a key that does not outlive its lease",
@@ -224,10 +221,7 @@ FAULTS = (
         "_linger/threads.py",
         "    if cached is None or not cached.is_current:\n",
         "    if False:\n",
-        (
-            "tests/integration/lingering/test_lingering.py::"
-            "test_lock_object_whose_key_was_given_back_lets_it_linger_again[threads]"
-        ),
+        f"{_LINGERING}test_lock_object_whose_key_was_given_back_lets_it_linger_again[threads]",
     ),
     Fault(
         "forked child has the keys of its parent",
@@ -262,20 +256,14 @@ FAULTS = (
         "_linger/watching_threads.py",
         "        self._leave_if_unconfirmed()\n",
         "",
-        (
-            "tests/integration/lingering/test_ends.py::"
-            "test_a_key_is_given_back_on_a_new_connection_where_the_old_one_is_silent[threads]"
-        ),
+        f"{_ENDS}test_a_key_is_given_back_on_a_new_connection_where_the_old_one_is_silent[threads]",
     ),
     Fault(
         "reply to the release of an expired key is waited for",
         "_linger/giving_back.py",
         "any(lease.expires_at > now for leases",
         "any(lease is not None for leases",
-        (
-            "tests/integration/lingering/test_ends.py::"
-            "test_nobody_listens_for_the_reply_to_the_release_of_a_key_that_has_expired"
-        ),
+        f"{_ENDS}test_nobody_listens_for_the_reply_to_the_release_of_a_key_that_has_expired",
     ),
     Fault(
         "posted release is not watched",
@@ -350,10 +338,7 @@ FAULTS = (
         "_lease/owner.py",
         "            self.cached.lose(token)\n",
         "            pass\n",
-        (
-            "tests/integration/lingering/test_lingering.py::"
-            "test_key_whose_holder_has_found_it_lost_does_not_linger[threads-extend-args0-{}]"
-        ),
+        _LINGERING + "test_key_whose_holder_has_found_it_lost_does_not_linger[threads-extend-args0-{}]",
     ),
     Fault(
         "interrupt of an acquire with linger is swallowed",
@@ -435,10 +420,7 @@ FAULTS = (
         "_linger/key_cache.py",
         "            if due:\n                self.give_up(due, False)\n            raise\n",
         "            raise\n",
-        (
-            "tests/unit/linger/test_key_cache_interrupts.py::"
-            "test_interrupted_sweep_gives_back_what_it_has_taken_out[KeyboardInterrupt]"
-        ),
+        f"{_KEY_CACHE_INTERRUPTS}test_interrupted_sweep_gives_back_what_it_has_taken_out[KeyboardInterrupt]",
     ),
     Fault(
         "key that was given back twice counts as lost",

@@ -6,6 +6,8 @@ from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
 
+_REDLOCK = "tests/unit/redlock/test_redlock.py::"
+
 FAULTS = (
     Fault(
         "half of the servers is a majority",
@@ -26,10 +28,7 @@ FAULTS = (
         "_redlock/rounds.py",
         "if self.sent[index] and self.votes[index] is not False",
         "if self.votes[index]",
-        (
-            "tests/unit/redlock/test_redlock.py::"
-            "test_attempt_without_a_majority_is_cleaned_up_wherever_it_may_have_set_the_key"
-        ),
+        f"{_REDLOCK}test_attempt_without_a_majority_is_cleaned_up_wherever_it_may_have_set_the_key",
     ),
     Fault(
         "majority that agrees after the lease holds the lock",
@@ -50,20 +49,14 @@ FAULTS = (
         "_redlock/lease.py",
         "self.times = times = (min(self.valid_until, now + valid_s(ttl_ms)), min(self.ends_at, now + ttl_ms / 1000))",
         "times = self.times",
-        (
-            "tests/unit/redlock/test_redlock.py::"
-            "test_request_that_sets_a_shorter_ttl_shortens_the_lease_before_it_is_answered"
-        ),
+        f"{_REDLOCK}test_request_that_sets_a_shorter_ttl_shortens_the_lease_before_it_is_answered",
     ),
     Fault(
         "of two requests that prolong at once the longer lease is believed",
         "_redlock/lease.py",
         "self.times = (min(times[0], round_.valid_until), min(times[1], round_.ends_at))",
         "self.times = (round_.valid_until, round_.ends_at)",
-        (
-            "tests/unit/redlock/test_redlock.py::"
-            "test_of_two_requests_that_set_the_lease_at_once_the_shorter_lease_is_certain"
-        ),
+        f"{_REDLOCK}test_of_two_requests_that_set_the_lease_at_once_the_shorter_lease_is_certain",
     ),
     Fault(
         "interrupted Redlock leaves its keys",

@@ -6,6 +6,8 @@ from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
 
+_FENCED = "tests/integration/fencing/test_fenced.py::"
+
 FAULTS = (
     Fault(
         "waiter is told before it has the key",
@@ -164,10 +166,7 @@ FAULTS = (
         "_protocol/lua/acquire_fenced.lua",
         "if value or ttl_ms == '' then",
         "if ttl_ms == '' then",
-        (
-            "tests/integration/fencing/test_fenced.py::"
-            "test_acquire_of_a_held_lock_names_the_holder_and_counts_nothing[valkey]"
-        ),
+        f"{_FENCED}test_acquire_of_a_held_lock_names_the_holder_and_counts_nothing[valkey]",
     ),
     Fault(
         "two holders get the same fence",
@@ -181,10 +180,7 @@ FAULTS = (
         "_protocol/lua/acquire_fenced.lua",
         "noted[1] == token and noted[2] - count + 1 or next_number()",
         "next_number()",
-        (
-            "tests/integration/fencing/test_fenced.py::"
-            "test_acquire_of_what_another_holds_with_the_same_token_fails[valkey]"
-        ),
+        f"{_FENCED}test_acquire_of_what_another_holds_with_the_same_token_fails[valkey]",
     ),
     Fault(
         "guard compares fences as texts",

@@ -6,6 +6,11 @@ from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
 
+_THREADS = "tests/integration/transport/test_threads.py::"
+_ASYNCIO_CANCEL = "tests/integration/lock/test_asyncio_cancel.py::"
+_CLOSING_SERVERS = "tests/integration/waiting/test_closing_servers.py::"
+_DRIVERS = "tests/unit/transport/test_drivers.py::"
+
 FAULTS = (
     Fault(
         "client that is closed takes the connection from its waiters",
@@ -183,10 +188,7 @@ FAULTS = (
         "_transport/threads/server.py",
         "connection, self.connection = self.connection, None",
         "connection = self.connection",
-        (
-            "tests/integration/transport/test_threads.py::"
-            "test_forget_in_a_forked_child_leaves_the_parents_connection[announced-python]"
-        ),
+        f"{_THREADS}test_forget_in_a_forked_child_leaves_the_parents_connection[announced-python]",
     ),
     Fault(
         "lost request counts as never sent",
@@ -204,10 +206,7 @@ FAULTS = (
             "        return False\n"
         ),
         "            pass\n        return False\n",
-        (
-            "tests/integration/lock/test_asyncio_cancel.py::"
-            "test_acquire_cancelled_while_the_server_is_frozen_leaves_no_key[asyncio-True-_by_cancel]"
-        ),
+        f"{_ASYNCIO_CANCEL}test_acquire_cancelled_while_the_server_is_frozen_leaves_no_key[asyncio-True-_by_cancel]",
     ),
     Fault(
         "demoted primary is asked again and again",
@@ -221,20 +220,14 @@ FAULTS = (
         "_transport/base.py",
         "if 0 <= self.timeout_s <= connection.pipe.silence_s:",
         "if False:",
-        (
-            "tests/integration/transport/test_threads.py::"
-            "test_silence_for_the_socket_timeout_leaves_the_connection[python]"
-        ),
+        f"{_THREADS}test_silence_for_the_socket_timeout_leaves_the_connection[python]",
     ),
     Fault(
         "caller that runs out of time closes the connection of all",
         "_transport/base.py",
         "if 0 <= self.timeout_s <= connection.pipe.silence_s:",
         "if True:",
-        (
-            "tests/integration/transport/test_threads.py::"
-            "test_a_callers_own_limit_leaves_the_connection_to_the_others[python]"
-        ),
+        f"{_THREADS}test_a_callers_own_limit_leaves_the_connection_to_the_others[python]",
     ),
     Fault(
         "redirections are followed without end",
@@ -340,10 +333,7 @@ FAULTS = (
         "_transport/loop/cleanup.py",
         "            self.tidy(operation, unanswered, failed=True)\n",
         "            pass\n",
-        (
-            "tests/integration/lock/test_asyncio_cancel.py::"
-            "test_acquire_cancelled_while_the_server_is_frozen_leaves_no_key[asyncio-True-_by_cancel]"
-        ),
+        f"{_ASYNCIO_CANCEL}test_acquire_cancelled_while_the_server_is_frozen_leaves_no_key[asyncio-True-_by_cancel]",
     ),
     Fault(
         "subscription that no push answers is believed",
@@ -357,49 +347,34 @@ FAULTS = (
         "_transport/base.py",
         "if self._losses >= MOST_LOSSES:",
         "if False:",
-        (
-            "tests/integration/waiting/test_closing_servers.py::"
-            "test_waiter_gets_the_lock_by_polling[threads-valkey-SUBSCRIBE]"
-        ),
+        f"{_CLOSING_SERVERS}test_waiter_gets_the_lock_by_polling[threads-valkey-SUBSCRIBE]",
     ),
     Fault(
         "server whose connections break has no queue any more",
         "_transport/base.py",
         "if registry.is_proven or not (registry.is_tried or operation.uses_queue):",
         "if not (registry.is_tried or operation.uses_queue):",
-        (
-            "tests/integration/waiting/test_closing_servers.py::"
-            "test_waiter_queues_though_connections_break_again_and_again[threads-valkey]"
-        ),
+        f"{_CLOSING_SERVERS}test_waiter_queues_though_connections_break_again_and_again[threads-valkey]",
     ),
     Fault(
         "interrupts of the reading thread end the use of the queue",
         "_transport/base.py",
         "        if not connection.pipe.closed_by_peer:\n",
         "        if False:\n",
-        (
-            "tests/unit/transport/test_drivers.py::"
-            "test_two_connections_in_a_row_that_the_peer_closes_for_the_queue_end_its_use"
-        ),
+        f"{_DRIVERS}test_two_connections_in_a_row_that_the_peer_closes_for_the_queue_end_its_use",
     ),
     Fault(
         "request refused beside a subscription after a lost connection is given up",
         "_transport/base.py",
         "        return isinstance(trouble, NotExecuted) and trouble.code == SUBSCRIBED\n",
         "        return False\n",
-        (
-            "tests/unit/transport/test_drivers.py::"
-            "test_request_refused_beside_a_subscription_is_sent_again_whatever_failed_before"
-        ),
+        f"{_DRIVERS}test_request_refused_beside_a_subscription_is_sent_again_whatever_failed_before",
     ),
     Fault(
         "contended lock is handed over where the server does not know the script",
         "_protocol/commands.py",
         'if self._step == "pass on" and not capabilities.queues:',
         "if False:",
-        (
-            "tests/integration/waiting/test_closing_servers.py::"
-            "test_holder_releases_a_lock_for_which_others_queue[threads-valkey]"
-        ),
+        f"{_CLOSING_SERVERS}test_holder_releases_a_lock_for_which_others_queue[threads-valkey]",
     ),
 )

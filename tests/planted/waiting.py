@@ -6,6 +6,9 @@ from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
 
+_RECOVERY = "tests/integration/waiting/test_recovery.py::"
+_WAITERS = "tests/unit/queue/test_waiters.py::"
+
 FAULTS = (
     Fault(
         "lock that changes while the watch is armed is not read again",
@@ -19,10 +22,7 @@ FAULTS = (
         "_queue/waiting.py",
         "if ttl_ms is None or now - message.since <= ttl_ms * _SPENT / 1000:",
         "if True:",
-        (
-            "tests/integration/waiting/test_recovery.py::"
-            "test_lock_that_was_waited_for_longer_than_its_ttl_is_fresh[threads-valkey]"
-        ),
+        f"{_RECOVERY}test_lock_that_was_waited_for_longer_than_its_ttl_is_fresh[threads-valkey]",
     ),
     Fault(
         "grant of an earlier place in the queue is taken",
@@ -50,10 +50,7 @@ FAULTS = (
         "_queue/waiting.py",
         "is_over:\n                    return (yield from self._leave(waiter, self.limit_s())) or TIME_UP",
         "is_over:\n                    return (yield from self._leave(waiter, 0.0)) or TIME_UP",
-        (
-            "tests/unit/queue/test_waiters.py::"
-            "test_waiter_that_is_woken_long_after_its_deadline_leaves_within_its_deadline"
-        ),
+        f"{_WAITERS}test_waiter_that_is_woken_long_after_its_deadline_leaves_within_its_deadline",
     ),
     Fault(
         "acquire that is refused after its deadline joins the queue",
@@ -98,10 +95,7 @@ FAULTS = (
         "_queue/waiters.py",
         "if due_at is None or now < due_at:",
         "if True:",
-        (
-            "tests/unit/queue/test_waiters.py::"
-            "test_only_the_first_look_is_put_off_and_none_after_a_grant_that_only_a_look_has_found"
-        ),
+        f"{_WAITERS}test_only_the_first_look_is_put_off_and_none_after_a_grant_that_only_a_look_has_found",
     ),
     Fault(
         "no other waiter makes the health checks when the poller leaves",
@@ -129,10 +123,7 @@ FAULTS = (
         "_queue/waiters.py",
         "            poller.reckon()\n",
         "            pass\n",
-        (
-            "tests/unit/queue/test_waiters.py::"
-            "test_seat_that_looks_is_told_when_another_hears_of_a_lease_that_ends_sooner"
-        ),
+        f"{_WAITERS}test_seat_that_looks_is_told_when_another_hears_of_a_lease_that_ends_sooner",
     ),
     Fault(
         "lease of a grant counts from the arrival of the message",
@@ -250,9 +241,6 @@ FAULTS = (
         "_transport/threads/driver.py",
         "        return end.value\n",
         "        to_clean_up = None\n        return end.value\n",
-        (
-            "tests/integration/waiting/test_recovery.py::"
-            "test_time_that_is_up_where_the_request_to_leave_is_lost[threads-valkey-granted]"
-        ),
+        f"{_RECOVERY}test_time_that_is_up_where_the_request_to_leave_is_lost[threads-valkey-granted]",
     ),
 )
