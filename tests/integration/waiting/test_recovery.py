@@ -335,7 +335,7 @@ def test_flushed_scripts_at_any_time(scene: Scene) -> None:
 
 def test_lease_that_ends_with_many_in_the_queue(scene: Scene) -> None:
     guard = Guard()
-    scene.holder(timeout=0.1)
+    _holder = scene.holder(timeout=0.1)
     with Peer(scene.callers.kind, scene.server.port, **LATE) as peer:
         answers = [waiter.use(guard) for waiter in scene.contenders(5)]
         peer.ask("acquire")
