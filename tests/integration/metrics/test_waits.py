@@ -306,7 +306,7 @@ def test_a_short_wait_is_not_logged(logged: Logged, holders: Holders, valkey: Se
     assert logged.texts == []
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("at_once", "unhurried")
 def test_the_log_may_be_switched_off(logged: Logged, holders: Holders, valkey: Server, connect: Connect) -> None:
     redislock_fast.log_waits(None)
     holders.hold(valkey.port, **LATE)

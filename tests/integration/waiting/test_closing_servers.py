@@ -63,6 +63,7 @@ def test_waiter_gets_the_lock_by_polling(
     wait_until(lambda: client.keys() == [], "nothing is left")
 
 
+@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("unknown", UNKNOWN, ids=" ".join)
 def test_commands_are_not_sent_again_after_two_losses_in_a_row(
     world: World, proxy: Proxy, client: redis.Redis, make: MakeClient, unknown: tuple[str, ...]
