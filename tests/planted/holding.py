@@ -305,6 +305,16 @@ FAULTS = (
         "tests/integration/metrics/test_storms.py::test_cancelled_releases_of_a_long_lived_lock_leave_nothing[renewed]",
     ),
     Fault(
+        "release of a shared lock ends what another thread has acquired since",
+        "_procedures/first_request.py",
+        "    if owner.is_shared:\n        return False\n",
+        "",
+        (
+            "tests/integration/metrics/test_holdings.py::"
+            "test_a_release_ends_no_holding_of_another_thread_that_shares_the_lock"
+        ),
+    ),
+    Fault(
         "interrupt as a holding is reported leaves it counted",
         "_procedures/release.py",
         "    if holding is not None and holding.held is None and holding.counted is not None:\n",

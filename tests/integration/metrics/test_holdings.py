@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from redislock_fast.server import Server
 from tests.conftest import Connect, Servers
 from tests.integration.metrics.conftest import Exposed
 from tests.support.forks import InFork
+from tests.support.helpers import PATIENCE_S
 from tests.support.holding import Holders
 from tests.support.waiting import FAR_S, Contender
 from tests.support.worlds import World
@@ -162,3 +164,43 @@ def test_a_redlock_is_recorded(exposed: Exposed, redlock: Contender) -> None:
     assert (exposed.acquired(), exposed.held) == (1, 1)
     redlock.release()
     assert (exposed.value("hold_duration_seconds_count"), exposed.held) == (1, 0)
+
+
+class Meanwhile:
+    """Metrics of a lock that another thread acquires again as its first release is recorded.
+
+    Its token is that of a lock that all threads share.
+
+    Attributes:
+        held: the serials of what counts as held.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.lock = Lock(client, "name", timeout=FAR_S, metrics=self)
+        self.lock.local = Lock(client, "name", thread_local=False).local
+        self.held: set[int] = set()
+        self._releases = 0
+
+    def record_acquisition(self, name: str | bytes, seconds: float, attempts: int) -> None:
+        """Nothing is asked of it."""
+
+    def record_release(self, name: str | bytes, hold_s: float, success: bool) -> None:
+        """Have the lock acquired again, the first time."""
+        self._releases += 1
+        if self._releases == 1:
+            with ThreadPoolExecutor(1) as threads:
+                assert threads.submit(self.lock.acquire).result(PATIENCE_S)
+
+    def record_holding(self, name: str | bytes, serial: int, is_held: bool) -> None:
+        """Count what is held."""
+        (self.held.add if is_held else self.held.discard)(serial)
+
+
+def test_a_release_ends_no_holding_of_another_thread_that_shares_the_lock(valkey: Server, connect: Connect) -> None:
+    metrics = Meanwhile(connect(valkey.port))
+    assert not metrics.lock.locked()  # connected, an acquire needs no more than its reply
+    assert metrics.lock.acquire()
+    metrics.lock.release()
+    assert (len(metrics.held), metrics.lock.owned()) == (1, True)
+    metrics.lock.release()
+    assert (len(metrics.held), metrics.lock.owned()) == (0, False)
