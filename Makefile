@@ -224,7 +224,7 @@ wheel: $(VENV)/installed
 	for wheel in dist/*.whl; do $(BIN)/auditwheel show $$wheel || exit; done
 
 clean:
-	rm -rf $(VENV) .tox build dist wheelhouse *.egg-info src/*.egg-info htmlcov .coverage* .benchmarks
+	rm -rf $(VENV) .tox build dist wheelhouse *.egg-info src/*.egg-info htmlcov .coverage*
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f src/redislock_fast/_pipe/*.c src/redislock_fast/_pipe/*.so src/redislock_fast/_pipe/*.html
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,17 +13,15 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import redis
 
 from bench.contestants import OURS, AbsentError, libraries
 from bench.measuring import report, rounds
-from bench.measuring.costs import Meter
 from bench.measuring.delay import open_delay
 from bench.measuring.report import Column
-from bench.measuring.rounds import Entrant, Sample
+from bench.measuring.rounds import Entrant
 from bench.measuring.servers import CHOICES
 from bench.workloads.batches import Crew
 from redislock_fast.server import Server, free_port
@@ -103,15 +101,7 @@ def entrant(admins: list[Any], delay_s: float, closing: ExitStack) -> Entrant:
 
     names = [f"bench:{index}" for index in range(NAMES)]
     crew = Crew(make(client()), make(client()), names, lambda: sum(admin.dbsize() for admin in admins), client().pttl)
-
-    meter = Meter(*admins)
-
-    def measure(seconds: float) -> Sample:
-        meter.start()
-        sample = crew.measure(seconds)
-        return replace(sample, **meter.read(sample.pairs))
-
-    return Entrant(OURS, f"{1000 * delay_s:g} ms", measure, crew.check, len(admins))
+    return Entrant(OURS, f"{1000 * delay_s:g} ms", crew.measure, crew.check, len(admins), witnesses=admins)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

@@ -10,6 +10,7 @@ within a round.
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,11 +18,11 @@ from typing import Any
 from bench.contestants import OURS, REDIS_PY, libraries
 from bench.measuring import arguments, columns, report, rounds, servers
 from bench.measuring.delay import delayed_url
-from bench.workloads.callers import Tasks, Threads
+from bench.workloads import callers
 
 HELP = "locks on a server that is a round trip away: pairs per second, and how long an acquire takes"
 
-_KINDS: Mapping[str, type[Threads | Tasks]] = {"threads": Threads, "tasks": Tasks}
+_KINDS: Mapping[str, Any] = {"threads": None, "tasks": asyncio.new_event_loop}
 _COUNTS = (1, 2, 8, 64)
 _LEAST_ROUND_TRIPS = 10  # the shortest round
 
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             with delayed_url(scene.url, rtt_ms) as url:
                 delayed = replace(scene, url=url)
                 entrants = [
-                    _KINDS[kind](libraries.find(name), delayed, count).entrant(_workload(count, kind))
+                    callers.row(libraries.find(name), delayed, count, _workload(count, kind), _KINDS[kind])
                     for kind in options.kinds
                     for count in options.callers
                     for name in (REDIS_PY, OURS)

@@ -41,7 +41,7 @@ from bench.guard.counted import METRICS
 from bench.guard.workloads import OF_INTERPRETERS
 from bench.measuring import arguments, report
 from bench.measuring.rounds import Entrant, Sample, open_scene, race, summary
-from bench.workloads.callers import close_loop, of_threads, take_turns, take_turns_in_tasks
+from bench.workloads.callers import of_threads, open_crew
 from redislock_fast.server import Server, find_binary, free_port
 
 HELP = "locks with what production turns on, beside plain ones: limits, renewal, metrics, a cluster, TLS; crowds"
@@ -74,17 +74,16 @@ class Setting:
     def locks(self, client: Any, count: int, for_asyncio: bool) -> list[Any]:
         """The locks of so many callers."""
         names = [f"{_PREFIX}:{index}" for index in range(count)]
-        if self.options is None:
-            return [client.lock(name, timeout=LEASE_S) for name in names]
-        lock_class: Any = redislock_fast.asyncio.Lock if for_asyncio else redislock_fast.Lock
-        if self.metrics is None:
-            return [lock_class(client, name, timeout=LEASE_S, **self.options) for name in names]
-        module: Any = importlib.import_module(f"redislock_fast.{self.metrics}")
-        module.install(METRICS[self.metrics]())
-        try:
-            return [lock_class(client, name, timeout=LEASE_S, **self.options) for name in names]
-        finally:
-            module.uninstall()
+        make = client.lock
+        with ExitStack() as closing:
+            if self.options is not None:
+                lock_class: Any = redislock_fast.asyncio.Lock if for_asyncio else redislock_fast.Lock
+                make = partial(lock_class, client, **self.options)
+            if self.metrics is not None:
+                module = importlib.import_module(f"redislock_fast.{self.metrics}")
+                module.install(METRICS[self.metrics]())
+                closing.callback(module.uninstall)
+            return [make(name, timeout=LEASE_S) for name in names]
 
 
 _CLUSTER, _TLS = f"cluster of {_PRIMARIES}", "TLS"
@@ -192,20 +191,14 @@ def _crew(
     """Make the function that measures a setting with these callers."""
     if setting.place not in places:
         raise AbsentError("no redis-server, or no program openssl, here")
-    count, where = _CALLERS[callers], places[setting.place]
-    of_client = {**where, "max_connections": 2 * count}
-    in_cluster = setting.place.endswith("cluster")
-    client: Any
-    if "thread" in callers:
-        client = closing.enter_context((redis.RedisCluster if in_cluster else redis.Redis)(**of_client))
-        return partial(take_turns, setting.locks(client, count, for_asyncio=False))
-    if setting.name == _IN_CLUSTER and count > 1:
+    count, in_tasks = _CALLERS[callers], "task" in callers
+    if setting.name == _IN_CLUSTER and in_tasks and count > 1:
         raise AbsentError("with 100 tasks, redis-py's cluster client fails while it connects")
-    loop = asyncio.new_event_loop()
-    client = (redis.asyncio.RedisCluster if in_cluster else redis.asyncio.Redis)(**of_client)
-    closing.callback(close_loop, loop, client)
-    locks = setting.locks(client, count, for_asyncio=True)
-    return lambda seconds: loop.run_until_complete(take_turns_in_tasks(locks, seconds))
+    module: Any = redis.asyncio if in_tasks else redis
+    client_class = module.RedisCluster if setting.place.endswith("cluster") else module.Redis
+    client = client_class(**places[setting.place], max_connections=2 * count)
+    locks = setting.locks(client, count, in_tasks)
+    return open_crew(client, locks, closing, asyncio.new_event_loop if in_tasks else None).measure
 
 
 def _row(setting: Setting, rates: _Rates, callers: Sequence[str]) -> list[str]:

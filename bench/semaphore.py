@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import redis
@@ -25,13 +24,13 @@ import redis.asyncio
 from bench.contention.figures import figures, holds_of, percentile, waits_s
 from bench.contention.window import measure_windows, open_idle, open_window
 from bench.contention.workload import OWN, Workload
-from bench.contestants import LEASE_S, OURS, AbsentError, Contestant, expect, libraries, semaphores
+from bench.contestants import LEASE_S, OURS, AbsentError, expect, libraries, semaphores
 from bench.contestants.semaphores import LIMIT, LOCKS_IN_TURN, RIVALS, SEMAPHORE
 from bench.measuring import arguments, report, servers
 from bench.measuring.delay import delayed_url
-from bench.measuring.rounds import Entrant, Sample, Scene, open_scene, race
+from bench.measuring.rounds import Entrant, Scene, open_scene, race
 from bench.production import open_places
-from bench.workloads.callers import close_loop, take_turns, take_turns_in_tasks
+from bench.workloads.callers import open_crew
 from redislock_fast._protocol.keys import queue_keys
 
 HELP = "semaphores beside locks, redis-semaphore, a BLPOP list, locks tried in turn: each figure with its goal"
@@ -128,38 +127,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _free(scene: Scene, options: argparse.Namespace, rivals: Sequence[str], note: _Note) -> None:
     for callers, count in _CALLERS.items():
+        in_tasks = "task" in callers
+        client_class: Any = redis.asyncio.Redis if in_tasks else redis.Redis
         with ExitStack() as closing:
             entrants = []
-            for name in (SEMAPHORE, OURS, *([] if "task" in callers else rivals)):
-                of_semaphore = {"limit": _SLOTS.get(name, _MANY_SLOTS)}
-                contestant = libraries.find(OURS) if name == OURS else semaphores.find(name, **of_semaphore)
-                crew = _crew(scene, contestant, "task" in callers, count, closing)
-                entrants.append(Entrant(name, callers, crew))
-            race(entrants, options.rounds, options.seconds)
-        for entrant in entrants:
-            for rate in entrant.rates:
-                note(f"pairs/s, {callers}", entrant.contestant, rate)
-
-
-def _crew(
-    scene: Scene, contestant: Contestant, in_tasks: bool, count: int, closing: ExitStack
-) -> Callable[[float], Sample]:
-    """Make the function that measures so many callers: of one semaphore object, or of a lock, or a rival's, each."""
-    client: Any = (redis.asyncio.Redis if in_tasks else redis.Redis).from_url(scene.url, max_connections=2 * count)
-    make: Any = contestant.make_async if in_tasks else contestant.make
-    locks = _locks(contestant.name, make, client, f"{scene.prefix}:{contestant.name}:{count}", count)
-    if not in_tasks:
-        closing.callback(client.close)
-        return partial(take_turns, locks)
-    loop = asyncio.new_event_loop()
-    closing.callback(close_loop, loop, client)
-    return lambda seconds: loop.run_until_complete(take_turns_in_tasks(locks, seconds))
-
-
-def _locks(contestant: str, make: Any, client: Any, name: str, count: int) -> list[Any]:
-    if contestant == SEMAPHORE:
-        return [make(client, name)] * count
-    return [make(client, f"{name}:{number}" if contestant == OURS else name) for number in range(count)]
+            for name in (SEMAPHORE, OURS, *([] if in_tasks else rivals)):
+                client = client_class.from_url(scene.url, max_connections=2 * count)
+                entrants.append(_entrant(scene, name, callers, client, count, closing))
+            _race(entrants, options, note)
 
 
 def _elsewhere(scene: Scene, options: argparse.Namespace, _: Sequence[str], note: _Note) -> None:
@@ -171,15 +146,28 @@ def _elsewhere(scene: Scene, options: argparse.Namespace, _: Sequence[str], note
         except AbsentError as error:
             report.say(f"no delayed server: {error}")
         for place, key in ((_AWAY, "away"), (_CLUSTER, "cluster"), (_TLS, "tls")):
-            if key in settings:
-                kind: Any = redis.RedisCluster if place == _CLUSTER else redis.Redis
-                make_client = kind.from_url if place == _AWAY else kind
-                client = closing.enter_context(make_client(**settings[key], max_connections=2 * _ELSEWHERE))
-                for contestant in (semaphores.find(SEMAPHORE, limit=_MANY_SLOTS), libraries.find(OURS)):
-                    name = f"{scene.prefix}:{contestant.name}:{key}"
-                    locks = _locks(contestant.name, contestant.make, client, name, _ELSEWHERE)
-                    entrants.append(Entrant(contestant.name, place, partial(take_turns, locks)))
-        race(entrants, options.rounds, options.seconds)
+            kind: Any = redis.RedisCluster if place == _CLUSTER else redis.Redis
+            make_client = kind.from_url if place == _AWAY else kind
+            for name in (SEMAPHORE, OURS) if key in settings else ():
+                client = make_client(**settings[key], max_connections=2 * _ELSEWHERE)
+                entrants.append(_entrant(scene, name, place, client, _ELSEWHERE, closing))
+        _race(entrants, options, note)
+
+
+def _entrant(scene: Scene, name: str, workload: str, client: Any, count: int, closing: ExitStack) -> Entrant:
+    """Make the row of so many callers: of one semaphore object, or of a lock, or a rival's, each."""
+    contestant = libraries.find(OURS) if name == OURS else semaphores.find(name, limit=_SLOTS.get(name, _MANY_SLOTS))
+    in_tasks = "task" in workload
+    make: Any = contestant.make_async if in_tasks else contestant.make
+    shared = f"{scene.prefix}:{name}:{workload}"
+    names = [f"{shared}:{number}" if name == OURS else shared for number in range(count)]
+    locks = [make(client, shared)] * count if name == SEMAPHORE else [make(client, each) for each in names]
+    crew = open_crew(client, locks, closing, asyncio.new_event_loop if in_tasks else None)
+    return Entrant(name, workload, crew.measure)
+
+
+def _race(entrants: Sequence[Entrant], options: argparse.Namespace, note: _Note) -> None:
+    race(entrants, options.rounds, options.seconds)
     for entrant in entrants:
         for rate in entrant.rates:
             note(f"pairs/s, {entrant.workload}", entrant.contestant, rate)

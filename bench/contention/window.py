@@ -28,7 +28,7 @@ from bench.contention.worker import GRACE_S, Assignment, Report, Times, sleep_un
 from bench.contention.workload import Workload
 from bench.contestants import CheckFailedError, Contestant, delete_keys, expect
 from bench.measuring import report
-from bench.measuring.costs import server_cpu_s
+from bench.measuring.costs import connections_of, server_cpu_s
 
 WARM_UP_S = 1.0
 _WATCH_FROM_S = 0.4  # of the warm-up: all workers wait in turn from then on
@@ -146,7 +146,7 @@ class _Crew:
 
     def connections(self) -> int:
         """The number of connections of the processes to the server."""
-        return sum(client["name"] == self.prefix for client in self._witness.client_list())
+        return connections_of(self._witness, self.prefix)
 
     def end(self) -> tuple[list[array[float]], float]:
         """Receive all reports: the records of all workers, and the CPU time of all processes."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 import gc
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import redis
 
@@ -20,26 +19,26 @@ _LOCKS = 1000
 class Meter:
     """Measures the CPU time of this process and of servers; their witnesses have no other request under way."""
 
-    def __init__(self, *witnesses: redis.Redis) -> None:
+    def __init__(self, witnesses: Sequence[redis.Redis]) -> None:
         self._witnesses = witnesses
-        self._client_s = self._server_s = 0.0
-
-    def start(self) -> None:
-        """Start counting."""
-        self._server_s = sum(map(server_cpu_s, self._witnesses))
+        self._server_s = sum(map(server_cpu_s, witnesses))
         self._client_s = time.process_time()
 
-    def read(self, pairs: int) -> dict[str, Any]:
-        """The CPU time since `start`, for each of these pairs, by the names that `Sample` has for it."""
+    def read(self) -> tuple[float, float]:
+        """The CPU time of the client and of the servers since this was made, in seconds."""
         client_s = time.process_time() - self._client_s
-        server_s = sum(map(server_cpu_s, self._witnesses)) - self._server_s
-        return {"client_cpu_us": 1e6 * client_s / pairs, "server_cpu_us": 1e6 * server_s / pairs}
+        return client_s, sum(map(server_cpu_s, self._witnesses)) - self._server_s
 
 
 def server_cpu_s(witness: redis.Redis) -> float:
     """The CPU time that the server has used since it started."""
     used = witness.info("cpu")
     return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
+
+
+def connections_of(witness: redis.Redis, client_name: str) -> int:
+    """The number of connections with this name to the server."""
+    return sum(client["name"] == client_name for client in witness.client_list())
 
 
 def bytes_per_lock(make: Callable[[str], object]) -> float:

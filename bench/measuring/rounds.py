@@ -14,7 +14,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import redis
 
 from bench.contestants import REDIS_PY, CheckFailedError, delete_keys
 from bench.measuring import report
+from bench.measuring.costs import Meter, connections_of
 
 REUSED = "lock reused"
 ANEW = "made anew"
@@ -65,6 +66,10 @@ class Entrant:
     count: int = 1  # of threads, tasks or names at a time
     limit: str | None = None  # the contestant that shows the upper limit: in the same workload, or in its only one
     title: str | None = None  # the contestant's name in the table, where it is another
+    witnesses: Sequence[
+        redis.Redis
+    ] = ()  # plain clients of the servers whose CPU time counts; none: no CPU time counts
+    client_name: str | None = None  # of the connections to the first of these servers that are counted
     samples: list[Sample] = field(default_factory=list)  # one per counted round
 
     @property
@@ -103,12 +108,20 @@ def sample(entrant: Entrant, seconds: float) -> Sample:
     try:
         entrant.check()
         gc.collect()  # the garbage of one contestant costs no other
-        sampled = entrant.measure(seconds)
+        sampled = _with_costs(entrant, seconds) if entrant.witnesses else entrant.measure(seconds)
         entrant.check()
     except Exception as error:
         reason = str(error) if isinstance(error, CheckFailedError) else repr(error)
         raise CheckFailedError(f"{entrant.title or entrant.contestant}, {entrant.workload}: {reason}") from error
     return sampled
+
+
+def _with_costs(entrant: Entrant, seconds: float) -> Sample:
+    meter = Meter(entrant.witnesses)
+    sampled = entrant.measure(seconds)
+    client_us, server_us = (1e6 * spent_s / sampled.pairs for spent_s in meter.read())
+    connections = connections_of(entrant.witnesses[0], entrant.client_name) if entrant.client_name else None
+    return replace(sampled, client_cpu_us=client_us, server_cpu_us=server_us, connections=connections)
 
 
 def summary(entrant: Entrant, entrants: Sequence[Entrant]) -> dict[str, Any]:

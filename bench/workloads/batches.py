@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import redis
 
 from bench.contestants import LEASE_S, AbsentError, AnyBatch, Contestant, expect
-from bench.measuring.costs import Meter
 from bench.measuring.rounds import Entrant, Sample, Scene
 
 COUNTS = (10, 100, 1000)
@@ -39,15 +39,9 @@ def _entrant(contestant: Contestant, scene: Scene, count: int) -> Entrant:
         lambda: witness.exists(*names),
         witness.pttl,
     )
-    meter = Meter(witness)
-
-    def measure(seconds: float) -> Sample:
-        meter.start()
-        sample = crew.measure(seconds)
-        connections = sum(client["name"] == client_name for client in witness.client_list())
-        return replace(sample, connections=connections, **meter.read(sample.pairs))
-
-    return Entrant(contestant.name, f"batch of {count:,}", measure, crew.check, count)
+    workload = f"batch of {count:,}"
+    costs: dict[str, Any] = {"witnesses": [witness], "client_name": client_name}
+    return Entrant(contestant.name, workload, crew.measure, crew.check, count, **costs)
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import secrets
 import threading
 import time
-from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, TypeVar, cast
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import redis
 import redis.asyncio
 
 from bench.contestants import AbsentError, AnyAsyncLock, AnyLock, CheckFailedError, Contestant, expect, is_left
-from bench.measuring.costs import Meter
 from bench.measuring.rounds import Entrant, Sample, Scene
 
 THREADS = (4, 16, 64)
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 def of_threads(contestant: Contestant, scene: Scene, counts: Sequence[int] = THREADS) -> list[Entrant]:
     """Make the rows of a contestant, one for each number of threads."""
-    return [Threads(contestant, scene, count).entrant(f"{count} threads") for count in counts]
+    return [row(contestant, scene, count, f"{count} threads") for count in counts]
 
 
 def of_tasks(
@@ -51,21 +51,53 @@ def of_tasks(
     except ModuleNotFoundError:
         raise AbsentError(f"{loop} is not installed") from None
     return [
-        Tasks(contestant, scene, count, new_loop, pairs_per_yield).entrant(f"{count:,} task{'s' * (count > 1)}, {loop}")
+        row(contestant, scene, count, f"{count:,} task{'s' * (count > 1)}, {loop}", new_loop, pairs_per_yield)
         for count in counts
     ]
 
 
-def take_turns(locks: Sequence[AnyLock], seconds: float, at_start: Callable[[], None] = lambda: None) -> Sample:
+def row(
+    contestant: Contestant,
+    scene: Scene,
+    count: int,
+    workload: str,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    pairs_per_yield: int = 0,
+) -> Entrant:
+    """Make a row of so many tasks in a new loop, or threads without one; raises `AbsentError` without such locks."""
+    make: Any = contestant.make if new_loop is None else contestant.make_async
+    if make is None:
+        raise AbsentError("no locks for asyncio")
+    client_name = f"{scene.prefix}:{secrets.token_hex(4)}"
+    client_class = redis.Redis if new_loop is None else redis.asyncio.Redis
+    # With the default of redis-py, 100 connections, the 101st of its tasks would fail.
+    client: Any = client_class.from_url(scene.url, client_name=client_name, max_connections=count)
+    names = [f"{scene.prefix}:{index}" for index in range(count)]
+    keys = [contestant.key_of(name) for name in names]
+    crew = open_crew(client, [make(client, name) for name in names], scene.closing, new_loop, pairs_per_yield)
+
+    def is_there() -> bool:
+        return is_left(lambda: scene.witness.exists(*keys), contestant.linger_s)
+
+    def check() -> None:
+        expect(not crew.beside(is_there), "keys were left behind")
+        found = len(crew.while_held(lambda: set(scene.witness.mget(keys))) - {None})
+        expect(found == count, f"{count} callers hold a lock, with {found} tokens")
+        expect(not crew.beside(is_there), "released, but keys are still there")
+
+    costs: dict[str, Any] = {"witnesses": [scene.witness], "client_name": client_name}
+    return Entrant(contestant.name, workload, crew.measure, check, count, **costs)
+
+
+def take_turns(locks: Sequence[AnyLock], seconds: float) -> Sample:
     """Acquire and release each lock in a thread of its own, from the moment when all threads are ready.
 
-    Calls `at_start` once at that moment. Raises `CheckFailedError` when a lock is not acquired.
+    Raises `CheckFailedError` when a lock is not acquired.
     """
     began_all = deadline = 0.0
 
     def start() -> None:
         nonlocal began_all, deadline
-        at_start()
         began_all = time.perf_counter()
         deadline = began_all + seconds
 
@@ -118,7 +150,7 @@ async def take_turns_in_tasks(locks: Sequence[AnyAsyncLock], seconds: float, pai
 
     began_all = time.perf_counter()
     deadline = began_all + seconds
-    done = await _in_tasks(locks, work)
+    done = await asyncio.gather(*map(work, locks))
     return _sample(done, time.perf_counter() - began_all)
 
 
@@ -131,61 +163,30 @@ def _sample(of_callers: Iterable[tuple[array[float], array[float]]], seconds: fl
     return Sample(len(pairs_s) / seconds, acquires_s + releases_s, acquires_s, pairs_s, len(pairs_s))
 
 
-class _Callers(ABC):
-    """A number of callers, each with a lock of its own, on one client, which no others use."""
+@dataclass(frozen=True)
+class Crew:
+    """Callers, each with a lock of its own: tasks of a loop, or threads where there is none."""
 
-    def __init__(self, contestant: Contestant, scene: Scene, count: int) -> None:
-        names = [f"{scene.prefix}:{index}" for index in range(count)]
-        self._contestant = contestant
-        self._client_name = f"{scene.prefix}:{contestant.name}:{id(self):x}"
-        # With the default of redis-py, 100 connections, the 101st of its tasks would fail.
-        self._of_client: dict[str, Any] = {"client_name": self._client_name, "max_connections": count}
-        self._names = names
-        self._keys = [contestant.key_of(name) for name in names]
-        self._witness = scene.witness
-        self._meter = Meter(scene.witness)
-
-    def entrant(self, workload: str) -> Entrant:
-        """Make the row."""
-        return Entrant(self._contestant.name, workload, self.measure, self.check, len(self._names))
+    locks: Sequence[Any]
+    loop: asyncio.AbstractEventLoop | None
+    pairs_per_yield: int  # of tasks: as `take_turns_in_tasks` takes it
 
     def measure(self, seconds: float) -> Sample:
         """Acquire and release the locks for some seconds."""
-        sample = self._take_turns(seconds)
-        connections = sum(client["name"] == self._client_name for client in self._witness.client_list())
-        return replace(sample, connections=connections, **self._meter.read(sample.pairs))
+        if self.loop is None:
+            return take_turns(self.locks, seconds)
+        return self.loop.run_until_complete(take_turns_in_tasks(self.locks, seconds, self.pairs_per_yield))
 
-    def check(self) -> None:
-        """Check on an independent connection that there is a key with a token of its own for each held lock."""
-        expect(not self._are_left(), "keys were left behind")
-        found = len(self._tokens_while_held() - {None})
-        expect(found == len(self._keys), f"{len(self._keys)} callers hold a lock, with {found} tokens")
-        expect(not self._are_left(), "released, but keys are still there")
+    def beside(self, look: Callable[[], _T]) -> _T:
+        """Call a function beside the loop, which gives back keys that linger."""
+        return look() if self.loop is None else self.loop.run_until_complete(asyncio.to_thread(look))
 
-    @abstractmethod
-    def _take_turns(self, seconds: float) -> Sample: ...
-
-    @abstractmethod
-    def _tokens_while_held(self) -> set[Any]: ...
-
-    def _are_left(self) -> bool:
-        return is_left(lambda: self._witness.exists(*self._keys), self._contestant.linger_s)
-
-
-class Threads(_Callers):
-    """Threads on one client."""
-
-    def __init__(self, contestant: Contestant, scene: Scene, count: int) -> None:
-        super().__init__(contestant, scene, count)
-        client = redis.Redis.from_url(scene.url, **self._of_client)
-        self._locks = [contestant.make(client, name) for name in self._names]
-
-    def _take_turns(self, seconds: float) -> Sample:
-        return take_turns(self._locks, seconds, self._meter.start)
-
-    def _tokens_while_held(self) -> set[Any]:
-        tokens: set[Any] = set()
-        all_hold = threading.Barrier(len(self._locks), action=lambda: tokens.update(self._witness.mget(self._keys)))
+    def while_held(self, look: Callable[[], _T]) -> _T:
+        """Call a function while all callers hold their locks."""
+        if self.loop is not None:
+            return self.loop.run_until_complete(self._while_tasks_hold(look))
+        found: list[_T] = []
+        all_hold = threading.Barrier(len(self.locks), action=lambda: found.append(look()))
 
         def hold(lock: AnyLock) -> None:
             try:
@@ -194,60 +195,31 @@ class Threads(_Callers):
                 all_hold.wait()  # the other threads wait for this one, even if it failed
             lock.release()
 
-        _in_threads(self._locks, hold)
-        return tokens
+        _in_threads(self.locks, hold)
+        return found[0]
+
+    async def _while_tasks_hold(self, look: Callable[[], _T]) -> _T:
+        acquired = await asyncio.gather(*(lock.acquire(blocking=False) for lock in self.locks))
+        expect(all(acquired), "a free lock could not be acquired")
+        found = look()
+        await asyncio.gather(*(lock.release() for lock in self.locks))
+        return found
 
 
-class Tasks(_Callers):
-    """Tasks on one client, in a loop of their own that ends with the scene."""
-
-    def __init__(
-        self,
-        contestant: Contestant,
-        scene: Scene,
-        count: int,
-        new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
-        pairs_per_yield: int = 0,
-    ) -> None:
-        if contestant.make_async is None:
-            raise AbsentError("no locks for asyncio")
-        super().__init__(contestant, scene, count)
-        self._loop = new_loop()
-        self._client = redis.asyncio.Redis.from_url(scene.url, **self._of_client)
-        self._locks = [contestant.make_async(self._client, name) for name in self._names]
-        self._pairs_per_yield = pairs_per_yield
-        scene.closing.callback(close_loop, self._loop, self._client)
-
-    def _take_turns(self, seconds: float) -> Sample:
-        self._meter.start()
-        return self._loop.run_until_complete(take_turns_in_tasks(self._locks, seconds, self._pairs_per_yield))
-
-    def _are_left(self) -> bool:
-        # In another thread: the loop gives back the keys that linger.
-        return self._loop.run_until_complete(asyncio.to_thread(super()._are_left))
-
-    def _tokens_while_held(self) -> set[Any]:
-        return self._loop.run_until_complete(self._hold())
-
-    async def _hold(self) -> set[Any]:
-        tokens: set[Any] = set()
-        to_arrive = len(self._locks)
-        all_hold = asyncio.Event()
-
-        async def hold(lock: AnyAsyncLock) -> None:
-            nonlocal to_arrive
-            try:
-                expect(await lock.acquire(blocking=False), "a free lock could not be acquired")
-            finally:  # the other tasks wait for this one, even if it failed
-                to_arrive -= 1
-                if not to_arrive:
-                    tokens.update(self._witness.mget(self._keys))
-                    all_hold.set()
-            await all_hold.wait()
-            await lock.release()
-
-        await _in_tasks(self._locks, hold)
-        return tokens
+def open_crew(
+    client: Any,
+    locks: Sequence[Any],
+    closing: ExitStack,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    pairs_per_yield: int = 0,
+) -> Crew:
+    """Make the crew of these locks, whose client, of its own, is closed in the end, and with it a new loop."""
+    loop = new_loop and new_loop()
+    if loop is None:
+        closing.callback(client.close)
+    else:
+        closing.callback(close_loop, loop, client)
+    return Crew(locks, loop, pairs_per_yield)
 
 
 def close_loop(loop: asyncio.AbstractEventLoop, client: Any) -> None:
@@ -269,12 +241,3 @@ def _in_threads(locks: Sequence[AnyLock], work: Callable[[AnyLock], _T]) -> list
     """Run the work for every lock at a time, each in a thread of its own."""
     with ThreadPoolExecutor(len(locks)) as threads:
         return list(threads.map(work, locks))
-
-
-async def _in_tasks(locks: Sequence[AnyAsyncLock], work: Callable[[AnyAsyncLock], Awaitable[_T]]) -> list[_T]:
-    """Run the work for every lock at a time, each in a task of its own, and wait for all of them."""
-    results = await asyncio.gather(*map(work, locks), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return cast("list[_T]", results)

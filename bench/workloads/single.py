@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,6 @@ import redis
 
 from bench import contestants
 from bench.contestants import AnyLock, CheckFailedError, Contestant, expect, is_left
-from bench.measuring.costs import Meter
 from bench.measuring.rounds import ANEW, REUSED, Entrant, Sample, Scene
 
 _PAIRS_PER_LOOK = 10  # pairs between two readings of the clock
@@ -27,25 +25,21 @@ def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
     # A key that was wanted while it lingered is not kept for some time: its check has a name of its own.
     checked = f"{name}:0" if contestant.linger_s else name
     rival = contestant.make(rival_client, checked)
-    meter = Meter(scene.witness)
 
     def check(holder: Callable[[], AnyLock]) -> None:
         is_there = is_left(lambda: scene.witness.exists(contestant.key_of(name)), contestant.linger_s)
         expect(not is_there, "the key was left behind")
         contestants.check(contestant.key_of(checked), holder(), rival, scene.witness, contestant.linger_s)
 
-    def reused(seconds: float) -> Sample:
-        meter.start()
-        sample = pairs_of(lock.acquire, lock.release, seconds)
-        return replace(sample, **meter.read(sample.pairs))
-
-    def held_anew() -> AnyLock:
-        lock: AnyLock = make(checked)
-        return lock
-
+    anew = partial(make, checked)
+    reused = (
+        partial(pairs_of, lock.acquire, lock.release),
+        partial(check, anew if contestant.linger_s else lambda: lock),
+    )
+    made_anew = partial(_pairs_anew, partial(make, name)), partial(check, anew)
     return [
-        Entrant(contestant.name, REUSED, reused, partial(check, held_anew if contestant.linger_s else lambda: lock)),
-        Entrant(contestant.name, ANEW, partial(_pairs_anew, partial(make, name)), partial(check, held_anew)),
+        Entrant(contestant.name, workload, *calls, witnesses=[scene.witness])
+        for workload, calls in ((REUSED, reused), (ANEW, made_anew))
     ]
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("rich", reason="what the bench prints its tables with")
 
 from bench.cluster import DELAYS_S, entrant, open_cluster
 from bench.contestants import CheckFailedError
+from bench.measuring import rounds
 from redislock_fast.server import find_binary
 from tests.conftest import absent
 
@@ -34,9 +35,7 @@ def nodes() -> Iterator[list[Any]]:
 def test_a_batch_is_measured_on_every_node(nodes: list[Any], delay_s: float) -> None:
     with ExitStack() as closing:
         row = entrant(nodes, delay_s, closing)
-        row.check()
-        sample = row.measure(0.01)
-        row.check()
+        sample = rounds.sample(row, 0.01)
     assert row.count == len(nodes)
     assert len(sample.latencies_s) % 2 == 0
     assert min(sample.pairs_per_s, sample.client_cpu_us or 0, sample.server_cpu_us or 0) > 0
