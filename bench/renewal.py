@@ -27,8 +27,8 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,9 +41,10 @@ import redislock_fast
 import redislock_fast.asyncio
 from bench.contestants import OURS, REDIS_PY, CheckFailedError, expect
 from bench.measuring import arguments, report, rounds, servers
-from bench.measuring.costs import server_cpu_s
+from bench.measuring.costs import Meter
 from bench.measuring.report import Column
 from bench.measuring.rounds import Scene
+from bench.workloads.callers import take_turns_in_tasks
 
 HELP = "the cost of holding: many renewed locks, and a stalled interpreter"
 
@@ -123,7 +124,7 @@ def _keeping(server: str, scene: Scene, options: argparse.Namespace) -> Rows:
     with report.progress(len(HOLDERS)) as step:
         for (contestant, kind), holder in HOLDERS.items():
             step(f"{contestant}, {kind}")
-            figures = cost_of_keeping(holder, scene, options.locks, options.ttl, options.seconds)
+            figures = asyncio.run(cost_of_keeping(holder, scene, options.locks, options.ttl, options.seconds))
             rows.append({"contestant": contestant, "kind": kind, **figures})
     title = f"{server}; {options.locks:,} locks with a ttl of {options.ttl:g} s; {options.seconds:g} s"
     report.print_rows(title, _KEPT_COLUMNS, rows)
@@ -167,50 +168,44 @@ _TABLES = {"keeping": _keeping, "stalls": _stalls, "busy": _busy}
 
 # ---- many locks ----
 
-Holder = Callable[[str, Sequence[str], float], AbstractContextManager[None]]
+Holder = Callable[[str, Sequence[str], float], AbstractAsyncContextManager[None]]
 """Holds and renews locks: called with the URL of the server, the names of the locks and their ttl in seconds."""
 
 
-@contextmanager
-def _held(contestant: str, kind: str, url: str, names: Sequence[str], ttl_s: float) -> Iterator[None]:
-    """Hold the locks in a thread of its own, which runs a loop, whichever kind they are."""
+@asynccontextmanager
+async def _held(contestant: str, kind: str, url: str, names: Sequence[str], ttl_s: float) -> AsyncIterator[None]:
+    """Hold the locks, of either kind, in the running loop."""
     client_class, lock_class = KINDS[kind]
     client = client_class.from_url(url)
     terms: dict[str, Any] = {"timeout": ttl_s, "thread_local": False}
     make = partial(lock_class, client, auto_renew=True) if contestant == OURS else client.lock
     locks = [make(name, **terms) for name in names]
-    ended = threading.Event()
-
-    async def acquire() -> None:
-        for lock in locks:
-            expect(await _done(lock.acquire(blocking=False)), "a free lock was not acquired")
-
-    async def renew() -> None:
-        pause_s = ttl_s / 3
-        while not ended.is_set():
-            await asyncio.sleep(pause_s)
-            began = time.monotonic()
-            for lock in locks:
-                with contextlib.suppress(LockNotOwnedError):  # the measurement counts it
-                    await _done(lock.reacquire())
-            pause_s = max(began + ttl_s / 3 - time.monotonic(), 0.0)
-
-    async def release() -> None:
+    for lock in locks:
+        expect(await _done(lock.acquire(blocking=False)), "a free lock was not acquired")
+    ended = asyncio.Event()
+    renewing = asyncio.create_task(_renew(locks, ttl_s, ended)) if contestant == REDIS_PY else None
+    try:
+        yield
+    finally:
+        ended.set()
+        if renewing is not None:
+            await renewing
         for lock in locks:
             with contextlib.suppress(LockNotOwnedError):
                 await _done(lock.release())
         await _done(_close(client))
 
-    with _loop() as start:
-        start(acquire()).result()
-        renewing = start(renew()) if contestant == REDIS_PY else None
-        try:
-            yield
-        finally:
-            ended.set()
-            if renewing is not None:
-                renewing.result()
-            start(release()).result()
+
+async def _renew(locks: Sequence[Any], ttl_s: float, ended: asyncio.Event) -> None:
+    """Renew locks of redis-py, one after the other."""
+    pause_s = ttl_s / 3
+    while not ended.is_set():
+        await asyncio.sleep(pause_s)
+        began = time.monotonic()
+        for lock in locks:
+            with contextlib.suppress(LockNotOwnedError):  # the measurement counts it
+                await _done(lock.reacquire())
+        pause_s = max(began + ttl_s / 3 - time.monotonic(), 0.0)
 
 
 async def _done(result: Any) -> Any:
@@ -222,40 +217,27 @@ def _close(client: Any) -> Any:
     return client.aclose() if isinstance(client, redis.asyncio.Redis) else client.close()
 
 
-@contextmanager
-def _loop() -> Iterator[Callable[[Coroutine[Any, Any, None]], Any]]:
-    """Run a loop in a thread of its own. Yields the function that starts a task in it."""
-    loop = asyncio.new_event_loop()
-    running = threading.Thread(target=loop.run_forever, name="loop")
-    running.start()
-    try:
-        yield lambda work: asyncio.run_coroutine_threadsafe(work, loop)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        running.join()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
-
-
 HOLDERS: dict[tuple[str, str], Holder] = {
     (contestant, kind): partial(_held, contestant, kind) for kind in KINDS for contestant in (OURS, REDIS_PY)
 }
 """By contestant and by the kind of owner of the locks."""
 
 
-def cost_of_keeping(holder: Holder, scene: Scene, locks: int, ttl_s: float, seconds: float) -> dict[str, Any]:
+async def cost_of_keeping(holder: Holder, scene: Scene, locks: int, ttl_s: float, seconds: float) -> dict[str, Any]:
     """Measure for some seconds the cost of so many locks that are held and renewed."""
-    names = [f"{scene.prefix}:{number}" for number in range(locks)]
+    async with holder(scene.url, [f"{scene.prefix}:{number}" for number in range(locks)], ttl_s):
+        return await asyncio.to_thread(_costs, scene, locks, ttl_s, seconds)
+
+
+def _costs(scene: Scene, locks: int, ttl_s: float, seconds: float) -> dict[str, Any]:
     witness = scene.witness
-    with holder(scene.url, names, ttl_s):
-        time.sleep(ttl_s / 3)  # until the first renewal of each lock
-        gc.collect()
-        renewals, server_s = _renewals(witness), server_cpu_s(witness)
-        client_s, began = time.process_time(), time.perf_counter()
-        time.sleep(seconds)
-        client_s, elapsed_s = time.process_time() - client_s, time.perf_counter() - began
-        renewals, server_s = _renewals(witness) - renewals, server_cpu_s(witness) - server_s
-        least_left_ms, lost = _least_left_ms(scene, locks, ttl_s)
+    time.sleep(ttl_s / 3)  # until the first renewal of each lock
+    gc.collect()
+    renewals, began, meter = _renewals(witness), time.perf_counter(), Meter([witness])
+    time.sleep(seconds)
+    (client_s, server_s), elapsed_s = meter.read(), time.perf_counter() - began
+    renewals = _renewals(witness) - renewals
+    least_left_ms, lost = _least_left_ms(scene, locks, ttl_s)
     return {
         "locks": locks,
         "ttl_s": ttl_s,
@@ -366,11 +348,8 @@ async def renewed_pairs_per_s(scene: Scene, seconds: float) -> dict[str, float]:
     for _ in range(_PAIR_ROUNDS):
         for renewed, auto_renew in _RENEWED.items():
             lock = redislock_fast.asyncio.Lock(client, f"{scene.prefix}:pair", timeout=10, auto_renew=auto_renew)
-            pairs, began = 0, time.perf_counter()
-            while (elapsed_s := time.perf_counter() - began) < seconds / _PAIR_ROUNDS:
-                async with lock:
-                    pairs += 1
-            best[renewed] = max(best[renewed], pairs / elapsed_s)
+            sample = await take_turns_in_tasks([lock], seconds / _PAIR_ROUNDS)
+            best[renewed] = max(best[renewed], sample.pairs_per_s)
     await client.aclose()
     return best
 
