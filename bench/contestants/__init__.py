@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import hiredis
 import redis
-import redis.asyncio
 
 LEASE_S = 10
 """The timeout of every lock: whole seconds, as python-redis-lock accepts nothing finer."""
@@ -43,48 +42,21 @@ class CheckFailedError(Exception):
     """A contestant is not a correct lock, so its figures mean nothing."""
 
 
-class AnyLock(Protocol):
-    """The calls that the locks of all libraries share. Without `blocking`, a held lock is not waited for."""
-
-    def acquire(self, *, blocking: bool = True) -> bool:
-        """Acquire the lock, and return whether it was acquired."""
-
-    def release(self) -> None:
-        """Release the lock."""
-
-
-class AnyAsyncLock(Protocol):
-    """As `AnyLock`, for asyncio."""
-
-    async def acquire(self, *, blocking: bool = True) -> bool:
-        """Acquire the lock, and return whether it was acquired."""
-
-    async def release(self) -> None:
-        """Release the lock."""
-
-
-class AnyBatch(Protocol):
-    """Many locks at a time, with no more around the calls of the library than a service has."""
-
-    def acquire(self, names: Sequence[str], /) -> int:
-        """Acquire all locks that are free, and return their number."""
-
-    def release(self) -> int:
-        """Release the acquired locks, and return how many were still held."""
-
-
 @dataclass(frozen=True)
 class Contestant:
-    """One library."""
+    """One library.
+
+    Its locks have the calls of redis-py's: `acquire`, which returns whether the lock was acquired, and does not wait
+    with `blocking=False`, and `release`. Those of its batches are `acquire(names)`, which acquires all locks that are
+    free and returns their number, and `release()`, which returns how many were still held.
+    """
 
     name: str  # in the table and in `--only`
     version: str  # the installed one
-    # makes a lock from a name, as the documentation of the library proposes
-    make: Callable[[redis.Redis, str], AnyLock]
+    make: Callable[[Any, str], Any]  # makes a lock of a client and a name, as the documentation of the library proposes
     key_of: Callable[[str], str] = str  # the key of a lock on the server, from its name
-    # as `make`, for asyncio; None when the bench measures none
-    make_async: Callable[[redis.asyncio.Redis, str], AnyAsyncLock] | None = None
-    make_batch: Callable[[redis.Redis], AnyBatch] | None = None  # makes a batch; None when the bench measures none
+    make_async: Callable[[Any, str], Any] | None = None  # as `make`, for asyncio; None when the bench measures none
+    make_batch: Callable[[Any], Any] | None = None  # makes a batch of a client; None when the bench measures none
     limit: int = 1  # how many may hold one
     linger_s: float = 0.0  # how long a key may stay on the server after the release of its lock, in seconds
     of_processes: tuple[str, ...] = ()  # the contestants that processes are of, in turn; empty: all are of this one
@@ -121,7 +93,7 @@ def delete_keys(client: redis.Redis, part: str) -> None:
         client.delete(key)
 
 
-def check(key: str, holder: AnyLock, rival: AnyLock, witness: redis.Redis, linger_s: float = 0.0) -> None:
+def check(key: str, holder: Any, rival: Any, witness: redis.Redis, linger_s: float = 0.0) -> None:
     """Check that a lock excludes others while it is held; raises `CheckFailedError` at the first violation.
 
     The rival is another lock of the same name. The witness is a plain client that no contestant uses, and the key may

@@ -7,12 +7,12 @@ around them. A library that is not installed is left out: it is no error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid1
 
 from bench.contestants import (
@@ -27,14 +27,9 @@ from bench.contestants import (
     PYTHON_REDIS_LOCK,
     REDIS_PY,
     AbsentError,
-    AnyAsyncLock,
-    AnyLock,
     Contestant,
     semaphores,
 )
-
-if TYPE_CHECKING:
-    import redis
 
 
 def _redis_py(lease_s: int) -> Contestant:
@@ -50,7 +45,7 @@ class _PipelineBatch:
     All locks have one token, which is the cheapest way.
     """
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: Any) -> None:
         from redis.lock import Lock  # noqa: PLC0415 - `find` imports it
 
         self._pipeline = client.pipeline(transaction=False)
@@ -75,7 +70,7 @@ class _PipelineBatch:
 class _OurBatch:
     """A batch of the package."""
 
-    def __init__(self, client: redis.Redis) -> None:
+    def __init__(self, client: Any) -> None:
         from redislock_fast import Locker  # noqa: PLC0415 - `find` imports it
 
         self._locker = Locker(client)
@@ -89,31 +84,20 @@ class _OurBatch:
         return sum(self._batch.release().values())
 
 
-def ours(name: str, settings: dict[str, Any], lease_s: int = LEASE_S) -> Contestant:
-    """Make the package's locks with these options a contestant; a `timeout` among them is in the place of the lease."""
+def _ours(name: str, settings: Mapping[str, Any], lease_s: int) -> Contestant:
     import redislock_fast.asyncio  # noqa: PLC0415 - a child of `bench guard` has the package of another tree
 
-    others = dict(settings)
-    choice = {"timeout": others.pop("timeout", lease_s)}
-    lock_class: Any = redislock_fast.Lock
-    async_lock_class: Any = redislock_fast.asyncio.Lock
-    if others:
-        lock_class, async_lock_class = partial(lock_class, **others), partial(async_lock_class, **others)
+    def maker(lock_class: Any) -> Callable[[Any, str], Any]:
+        made = partial(lock_class, **settings) if settings else lock_class
+        return lambda client, name: client.lock(name, lock_class=made, timeout=lease_s)
 
-    def make(client: Any, name: str) -> Any:
-        return client.lock(name, lock_class=lock_class, **choice)
-
-    def make_async(client: Any, name: str) -> Any:
-        return client.lock(name, lock_class=async_lock_class, **choice)
-
+    makers = maker(redislock_fast.Lock), str, maker(redislock_fast.asyncio.Lock)
     batch = _OurBatch if hasattr(redislock_fast, "Locker") else None
-    return Contestant(
-        name, redislock_fast.__version__, make, str, make_async, batch, linger_s=settings.get("linger", 0.0)
-    )
+    return Contestant(name, redislock_fast.__version__, *makers, batch, linger_s=settings.get("linger", 0.0))
 
 
 def _half_lingering(lease_s: int) -> Contestant:
-    return replace(ours(HALF_LINGERING, {}, lease_s), of_processes=(OURS_LINGERING, OURS))
+    return replace(_ours(HALF_LINGERING, {}, lease_s), of_processes=(OURS_LINGERING, OURS))
 
 
 def _python_redis_lock(lease_s: int) -> Contestant:
@@ -121,20 +105,15 @@ def _python_redis_lock(lease_s: int) -> Contestant:
 
     # It logs a warning for every acquire that fails, and the check makes one fail in every round.
     logging.getLogger("redis_lock.acquire").setLevel(logging.ERROR)
-
-    def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = Lock(client, name, expire=lease_s)
-        return lock
-
+    make = partial(Lock, expire=lease_s)
     return Contestant(PYTHON_REDIS_LOCK, version("python-redis-lock"), make, "lock:{}".format)
 
 
 def _pottery(lease_s: int) -> Contestant:
     from pottery import Redlock  # noqa: PLC0415 - optional
 
-    def make(client: redis.Redis, name: str) -> AnyLock:
-        lock: AnyLock = Redlock(key=name, masters={client}, auto_release_time=lease_s)
-        return lock
+    def make(client: Any, name: str) -> Any:
+        return Redlock(key=name, masters={client}, auto_release_time=lease_s)
 
     return Contestant(POTTERY, version("pottery"), make, "redlock:{}".format)
 
@@ -142,20 +121,15 @@ def _pottery(lease_s: int) -> Contestant:
 def _bare_sockets(lease_s: int) -> Contestant:
     from bench.contestants import bare  # noqa: PLC0415 - it needs the package
 
-    def make(client: redis.Redis, name: str) -> AnyLock:
-        return bare.BareLock(client, name, lease_s)
-
-    def make_async(client: redis.asyncio.Redis, name: str) -> AnyAsyncLock:
-        return bare.AsyncBareLock(client, name, lease_s)
-
+    make, make_async = partial(bare.BareLock, lease_s=lease_s), partial(bare.AsyncBareLock, lease_s=lease_s)
     return Contestant(BARE_SOCKETS, "-", make, make_async=make_async)
 
 
 _FACTORIES: dict[str, tuple[str, Callable[[int], Contestant]]] = {
     REDIS_PY: ("redis", _redis_py),
-    OURS: ("redislock_fast", partial(ours, OURS, {})),
-    OURS_POLLING: ("redislock_fast", partial(ours, OURS_POLLING, {"wait": "poll"})),
-    OURS_LINGERING: ("redislock_fast", partial(ours, OURS_LINGERING, {"linger": LINGER_S})),
+    OURS: ("redislock_fast", partial(_ours, OURS, {})),
+    OURS_POLLING: ("redislock_fast", partial(_ours, OURS_POLLING, {"wait": "poll"})),
+    OURS_LINGERING: ("redislock_fast", partial(_ours, OURS_LINGERING, {"linger": LINGER_S})),
     HALF_LINGERING: ("redislock_fast", _half_lingering),
     PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
     POTTERY: ("pottery", _pottery),

@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from bench.contestants import LEASE_S, AbsentError, AnyBatch, Contestant, expect
+from bench.contestants import LEASE_S, AbsentError, Contestant, expect
 from bench.measuring.rounds import Entrant, Sample, Scene
 
 COUNTS = (10, 100, 1000)
@@ -48,8 +48,8 @@ def _entrant(contestant: Contestant, scene: Scene, count: int) -> Entrant:
 class Crew:
     """A batch, and a rival on another client."""
 
-    batch: AnyBatch  # it is measured
-    rival: AnyBatch  # it wants the same names in a check
+    batch: Any  # it is measured
+    rival: Any  # it wants the same names in a check
     names: Sequence[str]  # of the locks
     keys: Callable[[], int]  # says how many of the locks there are on the server
     ttl_ms: Callable[[str], int]  # says how long the lock of a name will stay there

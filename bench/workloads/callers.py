@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import redis
 import redis.asyncio
 
-from bench.contestants import AbsentError, AnyAsyncLock, AnyLock, CheckFailedError, Contestant, expect, is_left
+from bench.contestants import AbsentError, CheckFailedError, Contestant, expect, is_left
 from bench.measuring.rounds import Entrant, Sample, Scene
 
 THREADS = (4, 16, 64)
@@ -89,7 +89,7 @@ def row(
     return Entrant(contestant.name, workload, crew.measure, check, count, **costs)
 
 
-def take_turns(locks: Sequence[AnyLock], seconds: float) -> Sample:
+def take_turns(locks: Sequence[Any], seconds: float) -> Sample:
     """Acquire and release each lock in a thread of its own, from the moment when all threads are ready.
 
     Raises `CheckFailedError` when a lock is not acquired.
@@ -103,7 +103,7 @@ def take_turns(locks: Sequence[AnyLock], seconds: float) -> Sample:
 
     ready = threading.Barrier(len(locks), action=start)
 
-    def work(lock: AnyLock) -> tuple[array[float], array[float], float]:
+    def work(lock: Any) -> tuple[array[float], array[float], float]:
         acquires_s, releases_s = array("d"), array("d")
         acquire, release = lock.acquire, lock.release
         ready.wait()
@@ -123,14 +123,14 @@ def take_turns(locks: Sequence[AnyLock], seconds: float) -> Sample:
     return _sample([turns[:2] for turns in done], max(ended for *_, ended in done) - began_all)
 
 
-async def take_turns_in_tasks(locks: Sequence[AnyAsyncLock], seconds: float, pairs_per_yield: int = 0) -> Sample:
+async def take_turns_in_tasks(locks: Sequence[Any], seconds: float, pairs_per_yield: int = 0) -> Sample:
     """As `take_turns`, in a task for each lock.
 
     A task lets the others run after `pairs_per_yield` pairs: locks that are acquired without a wait would not. 0: it
     relies on its waits.
     """
 
-    async def work(lock: AnyAsyncLock) -> tuple[array[float], array[float]]:
+    async def work(lock: Any) -> tuple[array[float], array[float]]:
         acquires_s, releases_s = array("d"), array("d")
         acquire, release = lock.acquire, lock.release
         now = time.perf_counter()
@@ -188,7 +188,7 @@ class Crew:
         found: list[_T] = []
         all_hold = threading.Barrier(len(self.locks), action=lambda: found.append(look()))
 
-        def hold(lock: AnyLock) -> None:
+        def hold(lock: Any) -> None:
             try:
                 expect(lock.acquire(blocking=False), "a free lock could not be acquired")
             finally:
@@ -237,7 +237,7 @@ def close_loop(loop: asyncio.AbstractEventLoop, client: Any) -> None:
     loop.close()
 
 
-def _in_threads(locks: Sequence[AnyLock], work: Callable[[AnyLock], _T]) -> list[_T]:
+def _in_threads(locks: Sequence[Any], work: Callable[[Any], _T]) -> list[_T]:
     """Run the work for every lock at a time, each in a thread of its own."""
     with ThreadPoolExecutor(len(locks)) as threads:
         return list(threads.map(work, locks))

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from typing import Any
 
 import redis
 
 from bench import contestants
-from bench.contestants import LINGER_S, OURS_LINGERING, CheckFailedError, Contestant, expect, is_left, libraries
+from bench.contestants import LINGER_S, OURS_LINGERING, Contestant, expect, is_left, libraries
 from bench.measuring.rounds import Entrant, Sample, Scene
 from bench.workloads.single import pairs_of
 
@@ -49,7 +49,7 @@ def new_names(contestant: Contestant, scene: Scene) -> Entrant:
         locks = (contestant.make(client, name) for name in names)
         held = next(locks)
 
-        def acquire() -> bool:
+        def acquire() -> Any:
             nonlocal held
             held = next(locks)
             return held.acquire()
@@ -79,13 +79,14 @@ def elsewhere(contestant: Contestant, scene: Scene) -> list[Entrant]:
 
 
 class _Crew:
-    """A client that acquires, and the other process, which starts with the first check."""
+    """A client that acquires, and the other process, which starts with the first check and ends with the scene."""
 
     def __init__(self, contestant: Contestant, scene: Scene) -> None:
         self._scene = scene
         self._make = partial(contestant.make, redis.Redis.from_url(scene.url))
         self._names = _numbered(f"{scene.prefix}:kept")
-        self._connection: Connection | None = None
+        other = ProcessPoolExecutor(1, _processes, signal.signal, (signal.SIGINT, signal.SIG_IGN))  # the bench ends it
+        self._elsewhere = scene.closing.enter_context(other)
 
     def measure(self, keeps: bool, seconds: float) -> Sample:
         """Acquire and release locks for some seconds, which linger in the other process before, if it keeps them."""
@@ -119,41 +120,21 @@ class _Crew:
 
     def _use(self, names: Sequence[str]) -> list[bool]:
         """Have the other process acquire and release locks. Returns which it could acquire."""
-        connection = self._connection or self._start()
-        connection.send(names)
-        if not connection.poll(_ANSWERING_S):
-            raise CheckFailedError("the other process does not answer")
-        answer: list[bool] = connection.recv()
-        return answer
-
-    def _start(self) -> Connection:
-        """Start the other process, which ends with the scene."""
-        ours, its = _processes.Pipe()
-        process = _processes.Process(target=_keep, args=(its, self._scene.url), daemon=True)
-        process.start()
-        its.close()
-        self._scene.closing.callback(process.join)
-        self._scene.closing.callback(ours.close)
-        self._connection = ours
-        return ours
+        return self._elsewhere.submit(_use, self._scene.url, names).result(_ANSWERING_S)
 
 
 def _numbered(prefix: str) -> Iterator[str]:
     return (f"{prefix}:{number}" for number in itertools.count())
 
 
-def _keep(connection: Connection, url: str) -> None:
-    """Acquire and release the locks that are named, until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench ends its processes itself
-    make = partial(libraries.find(OURS_LINGERING).make, redis.Redis.from_url(url))
-    try:
-        while True:
-            used = []
-            for name in connection.recv():
-                lock = make(name)
-                used.append(lock.acquire(blocking=False))
-                if used[-1]:
-                    lock.release()
-            connection.send(used)
-    except EOFError:
-        os._exit(0)
+_client_of = cache(redis.Redis.from_url)
+
+
+def _use(url: str, names: Sequence[str]) -> list[bool]:
+    make = partial(libraries.find(OURS_LINGERING).make, _client_of(url))
+    used = []
+    for lock in map(make, names):
+        used.append(lock.acquire(blocking=False))
+        if used[-1]:
+            lock.release()
+    return used

@@ -10,7 +10,7 @@ from typing import Any
 import redis
 
 from bench import contestants
-from bench.contestants import AnyLock, CheckFailedError, Contestant, expect, is_left
+from bench.contestants import CheckFailedError, Contestant, expect, is_left
 from bench.measuring.rounds import ANEW, REUSED, Entrant, Sample, Scene
 
 _PAIRS_PER_LOOK = 10  # pairs between two readings of the clock
@@ -26,7 +26,7 @@ def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
     checked = f"{name}:0" if contestant.linger_s else name
     rival = contestant.make(rival_client, checked)
 
-    def check(holder: Callable[[], AnyLock]) -> None:
+    def check(holder: Callable[[], Any]) -> None:
         is_there = is_left(lambda: scene.witness.exists(contestant.key_of(name)), contestant.linger_s)
         expect(not is_there, "the key was left behind")
         contestants.check(contestant.key_of(checked), holder(), rival, scene.witness, contestant.linger_s)

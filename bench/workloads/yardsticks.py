@@ -120,7 +120,7 @@ class _Commands:
         self.token = secrets.token_hex(_TOKEN_BYTES // 2)
         self.acquire = ["SET", name, self.token, "NX", "PX", str(LEASE_S * 1000)]
         self.acquired = b"+OK\r\n"
-        if _answers_with_holder(client):
+        if int(client.info("server")["redis_version"].partition(".")[0]) >= 7:  # they accept NX and GET together
             self.acquire.append("GET")
             self.acquired = b"$-1\r\n"
         delifeq, delex = client.execute_command("COMMAND INFO", "DELIFEQ", "DELEX")  # type: ignore[no-untyped-call]
@@ -133,14 +133,3 @@ class _Commands:
 
 
 _RELEASED = b":1\r\n"
-
-
-def _answers_with_holder(client: redis.Redis) -> bool:
-    """Whether the server accepts NX and GET together, as Redis does since 7.0."""
-    probe = f"bench:probe:{secrets.token_hex(_TOKEN_BYTES // 2)}"
-    try:
-        client.execute_command("SET", probe, "probe", "NX", "PX", "1", "GET")  # type: ignore[no-untyped-call]
-    except redis.ResponseError:
-        return False
-    client.delete(probe)
-    return True
