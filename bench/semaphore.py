@@ -23,7 +23,7 @@ import redis.asyncio
 
 from bench.contention.figures import figures, holds_of, percentile, waits_s
 from bench.contention.window import measure_windows, open_idle, open_window
-from bench.contention.workload import OWN, Workload
+from bench.contention.workload import Workload
 from bench.contestants import LEASE_S, OURS, AbsentError, expect, libraries, semaphores
 from bench.contestants.semaphores import LIMIT, LOCKS_IN_TURN, RIVALS, SEMAPHORE
 from bench.measuring import arguments, report, servers
@@ -177,7 +177,7 @@ def _wanted(scene: Scene, options: argparse.Namespace, rivals: Sequence[str], no
     workload = Workload(options.processes, hold_ms=5, think_ms=0)
     races = [
         (workload, [libraries.find(name) for name in (SEMAPHORE, *rivals)]),
-        (replace(workload, keys=LIMIT, distribution=OWN), [libraries.find(OURS)]),
+        (replace(workload, keys=LIMIT), [libraries.find(OURS)]),
     ]
     for _ in range(options.rounds):
         measured = measure_windows(open_window, scene.url, scene.witness, LEASE_S, races, 1, options.seconds)

@@ -20,7 +20,7 @@ from bench.contention import figures, goals, tables
 from bench.contention.figures import Window
 from bench.contention.goals import GOALS, print_goals
 from bench.contention.window import WARM_UP_S, measure_windows, open_idle, open_window
-from bench.contention.workload import DISTRIBUTIONS, HOT, Workload
+from bench.contention.workload import Workload
 from bench.contestants import (
     BARE_SOCKETS,
     HALF_LINGERING,
@@ -88,8 +88,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=number, metavar="N", help="of each process, itself 1 then")
     about = "the same, in an event loop (default: 1,000)"
     add("--tasks", type=number, nargs="?", const=1000, metavar="N", help=about)
-    add("--keys", type=number, default=16, help="for uniform and zipf (default: 16)")
-    add("--distribution", choices=DISTRIBUTIONS, default=HOT, help="default: hot, all want one key")
     for name, about in (("hold", "keeps the lock"), ("think", "thinks before it wants one again")):
         of_worker = f"a worker {about} (default: 1)"
         add(f"--{name}", type=arguments.not_negative, default=1.0, metavar="MS", help=of_worker)
@@ -227,7 +225,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     if options.idle:
         waiters = Workload(1, 1, options.idle) if options.tasks else Workload(1, options.idle)
         return Plan("idle", ((waiters, names),), rounds=1, seconds=_IDLE_S)
-    keys = 1 if options.distribution == HOT else options.keys
     processes = options.processes or ((1,) if options.threads or options.tasks else _PROCESSES)
-    of_each = (options.threads or 1, options.tasks or 0, keys, options.distribution, options.hold, options.think)
-    return Plan("as the options say", tuple((Workload(count, *of_each), names) for count in processes))
+    of_each = {"threads": options.threads or 1, "tasks": options.tasks or 0}
+    times = {"hold_ms": options.hold, "think_ms": options.think}
+    return Plan("as the options say", tuple((Workload(count, **of_each, **times), names) for count in processes))

@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 
 _CDF_SHARES = (*(count / 100 for count in range(100)), *(0.99 + count / 1000 for count in range(1, 10)), 0.9995, 1.0)
 
-MAXIMA = ("wait_max_ms", "starvation_ms", "connections")
+_SHARES = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
+
+MAXIMA = ("gap_max_ms", "wait_max_ms", "starvation_ms", "connections")
 TOTALS = ("acquisitions", "violations")
 _FIELDS = 4  # of a record
 
@@ -167,13 +169,8 @@ def figures(window: Window, limit: int = 1) -> dict[str, Any]:
     return {
         "acquisitions": acquisitions,
         "acquisitions_per_s": acquisitions / measured.seconds,
-        "gap_p50_ms": _ms(percentile(gaps, 0.5)),
-        "gap_p99_ms": _ms(percentile(gaps, 0.99)),
-        "gap_p999_ms": _ms(percentile(gaps, 0.999)),
-        "wait_p50_ms": _ms(percentile(waits, 0.5)),
-        "wait_p99_ms": _ms(percentile(waits, 0.99)),
-        "wait_p999_ms": _ms(percentile(waits, 0.999)),
-        "wait_max_ms": _ms(percentile(waits, 1.0)),
+        **{f"gap_{name}_ms": _ms(percentile(gaps, share)) for name, share in _SHARES.items()},
+        **{f"wait_{name}_ms": _ms(percentile(waits, share)) for name, share in _SHARES.items()},
         "jain": jain(counts) if acquisitions else None,
         "starvation_ms": _ms(max(longest_without_s(acquired_s, measured) for acquired_s in of_worker)),
         "commands": commands and commands.total() / watched,

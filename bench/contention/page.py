@@ -158,16 +158,15 @@ def _by_processes(rows: Rows) -> Iterable[tuple[str, list[str]]]:
     """Plot throughput and gap against the number of processes, for each kind of workload."""
     kinds: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        kind = tuple(row[name] for name in ("threads", "tasks", "keys", "distribution", "hold_ms", "think_ms"))
+        kind = tuple(row[name] for name in ("threads", "tasks", "hold_ms", "think_ms"))
         kinds.setdefault(kind, []).append(row)
-    for (threads, tasks, keys, distribution, hold_ms, think_ms), of_kind in kinds.items():
+    for (threads, tasks, hold_ms, think_ms), of_kind in kinds.items():
         each = f"{tasks:,} tasks in each process, " if tasks else ""
         if threads != 1:
             each = f"{threads} threads in each process, "
-        of_keys = "one key" if keys == 1 else f"{keys:,} keys, {distribution}"
         draw = _lines if len({row["processes"] for row in of_kind}) > 1 else _bars
         charts = [draw([row for row in of_kind if row[plotted[0]] is not None], *plotted) for plotted in _PLOTTED]
-        yield f"{each}{of_keys}, hold {hold_ms:g} ms, think {think_ms:g} ms", charts
+        yield f"{each}one key, hold {hold_ms:g} ms, think {think_ms:g} ms", charts
 
 
 def _lines(rows: Rows, figure_: str, unit: str, title: str) -> str:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import multiprocessing
 import secrets
-import select
-import socket
 import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from typing import Any
 
 import redis
 
@@ -35,10 +34,6 @@ _WATCH_FROM_S = 0.4  # of the warm-up: all workers wait in turn from then on
 _WATCH_TO_S = 0.9  # of the warm-up: counting commands ends before the measured part begins
 _CONNECTING_S = 60.0  # at most, for a thousand connections on a busy machine
 _REPORTING_S = 30.0 + GRACE_S  # at most
-
-_CHUNK_BYTES = 1 << 18
-_END = b"+RESET\r\n"
-_GIVE_UP_S = 30.0
 
 # Forked from a new process that has only imported the libraries, so that many processes start quickly.
 _processes = multiprocessing.get_context("forkserver")
@@ -90,7 +85,7 @@ def open_window(
         watched = Span(start_s + _WATCH_FROM_S, start_s + _WATCH_TO_S)
         sleep_until(watched.begin_s)
         commands = commands_until(witness, watched.end_s)
-        connections = crew.connections()
+        connections = connections_of(witness, crew.prefix)
         sleep_until(measured.begin_s)
         cpu_s = server_cpu_s(witness)
         sleep_until(measured.end_s)
@@ -111,7 +106,7 @@ def open_idle(
         cpu_s = server_cpu_s(witness)
         commands = commands_until(witness, measured.end_s)
         cpu_s = server_cpu_s(witness) - cpu_s
-        connections = crew.connections()
+        connections = connections_of(witness, crew.prefix)
         for holder in holders:
             holder.release()
         records, client_cpu_s = crew.end()
@@ -121,9 +116,8 @@ def open_idle(
 class _Crew:
     """The processes of a window."""
 
-    def __init__(self, witness: redis.Redis, prefix: str) -> None:
+    def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self._witness = witness
         self._members: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
 
     def enlist(self, assignment: Assignment) -> None:
@@ -144,15 +138,10 @@ class _Crew:
             connection.send(Times(start_s, measured.begin_s, measured.end_s))
         return start_s, measured
 
-    def connections(self) -> int:
-        """The number of connections of the processes to the server."""
-        return connections_of(self._witness, self.prefix)
-
     def end(self) -> tuple[list[array[float]], float]:
         """Receive all reports: the records of all workers, and the CPU time of all processes."""
-        reports = [self._read(connection, _REPORTING_S) for _, connection in self._members]
-        known = [report for report in reports if isinstance(report, Report)]
-        return [records for report in known for records in report.records], sum(report.cpu_s for report in known)
+        reports: list[Report] = [self._read(connection, _REPORTING_S) for _, connection in self._members]
+        return [records for report in reports for records in report.records], sum(report.cpu_s for report in reports)
 
     def close(self) -> None:
         """End all processes that are still running."""
@@ -162,7 +151,7 @@ class _Crew:
         for process, _ in self._members:
             process.join()
 
-    def _read(self, connection: Connection, patience_s: float) -> object:
+    def _read(self, connection: Connection, patience_s: float) -> Any:
         try:
             message = connection.recv() if connection.poll(patience_s) else f"no message within {patience_s:g} s"
         except EOFError:
@@ -177,15 +166,14 @@ def _open_crew(
     url: str, witness: redis.Redis, contestant: Contestant, lease_s: int, workload: Workload
 ) -> Iterator[_Crew]:
     """Start the processes; end them, and delete the keys of their locks, at the end."""
-    prefix = f"bench:{secrets.token_hex(4)}"
-    crew = _Crew(witness, prefix)
+    crew = _Crew(f"bench:{secrets.token_hex(4)}")
     try:
         for process in range(workload.processes):
-            crew.enlist(Assignment(url, prefix, contestant.name_for(process), lease_s, workload, process))
+            crew.enlist(Assignment(url, crew.prefix, contestant.name_for(process), lease_s, workload, process))
         yield crew
     finally:
         crew.close()
-        delete_keys(witness, prefix)
+        delete_keys(witness, crew.prefix)
 
 
 def commands_until(client: redis.Redis, until_s: float) -> Counter[str] | None:
@@ -194,39 +182,25 @@ def commands_until(client: redis.Redis, until_s: float) -> Counter[str] | None:
     Sends MONITOR and RESET on a connection of its own. Returns the commands by name, in capitals; None when the server
     allows no MONITOR.
     """
-    pool = client.connection_pool
-    connection = pool.connection_class(**pool.connection_kwargs)
-    connection.connect()
+    lines: list[bytes] = []
     try:
-        sock = connection._sock
-        sock.settimeout(_GIVE_UP_S)
-        sock.sendall(b"MONITOR\r\n")
-        chunks: list[bytes] = []
-        while (left_s := until_s - time.monotonic()) > 0:
-            if select.select([sock], [], [], left_s)[0]:
-                chunks.append(_receive(sock))
-        # No line follows the reply to RESET.
-        sock.sendall(b"RESET\r\n")
-        while not b"".join(chunks[-2:]).endswith(_END):
-            chunks.append(_receive(sock))
-    finally:
-        connection.disconnect()
-    return count_commands(b"".join(chunks).split(b"\r\n"))
-
-
-def _receive(sock: socket.socket) -> bytes:
-    chunk = sock.recv(_CHUNK_BYTES)
-    if not chunk:
-        raise redis.ConnectionError("the server closed the connection")
-    return chunk
-
-
-def count_commands(lines: list[bytes]) -> Counter[str] | None:
-    """Count lines like `+1700000000.123456 [0 127.0.0.1:5000] "SET" "name"`; a script's have `lua` in the brackets."""
-    if not lines[0].startswith(b"+OK"):
+        with client.monitor() as monitor:  # type: ignore[no-untyped-call]
+            connection: Any = monitor.connection
+            while (left_s := until_s - time.monotonic()) > 0:
+                if connection.can_read(left_s):
+                    lines.append(connection.read_response())
+            connection.send_command("RESET")
+            while (line := connection.read_response()) != b"RESET":  # no line follows
+                lines.append(line)
+    except redis.ResponseError:
         return None
+    return count_commands(lines)
+
+
+def count_commands(lines: list[bytes]) -> Counter[str]:
+    """Count lines like `1700000000.123456 [0 127.0.0.1:5000] "SET" "name"`; a script's have `lua` in the brackets."""
     found: Counter[str] = Counter()
-    for line in lines[1:]:
+    for line in lines:
         sender, bracket, rest = line.partition(b'] "')
         if bracket and not sender.endswith(b" lua"):
             found[rest.partition(b'"')[0].decode().upper()] += 1

@@ -13,11 +13,10 @@ import os
 import signal
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -60,8 +59,8 @@ class Assignment:
         return [
             _Worker(
                 make(f"{self.prefix}:own:{number}"),
-                [make(f"{self.prefix}:{key}") for key in range(workload.keys)],
-                workload.picks(number),
+                make(f"{self.prefix}:{number % workload.keys}"),
+                number % workload.keys,
                 array("d"),
                 workload.hold_ms / 1000,
                 workload.think_ms / 1000,
@@ -94,8 +93,8 @@ class _Worker(NamedTuple):
     """A thread or a task."""
 
     own: Any  # a lock of its own, for connecting
-    locks: Sequence[Any]  # by key
-    picks: Sequence[int]  # the keys to take, again and again
+    lock: Any  # that it wants again and again
+    key: int  # the number of this lock
     records: array[float]  # of its turns, as in `Report`
     hold_s: float  # how long it holds a lock, in seconds
     think_s: float  # how long it waits after a release, in seconds
@@ -150,14 +149,10 @@ def _with_threads(assignment: Assignment, contestant: Contestant, appointment: C
 
 
 def _thread(worker: _Worker, times: Times) -> None:
-    _, locks, picks, records, hold_s, think_s = worker
+    _, lock, key, records, hold_s, think_s = worker
     record, now, sleep, end_s = records.extend, time.monotonic, time.sleep, times.end_s
     sleep_until(times.start_s)
-    for key in cycle(picks):
-        lock = locks[key]
-        asked_s = now()
-        if asked_s >= end_s:
-            return
+    while (asked_s := now()) < end_s:
         record((key, asked_s))
         if not lock.acquire():
             raise CheckFailedError(_NOT_HAD)
@@ -195,14 +190,10 @@ async def _with_tasks(assignment: Assignment, contestant: Contestant, appointmen
 
 
 async def _task(worker: _Worker, times: Times) -> None:
-    _, locks, picks, records, hold_s, think_s = worker
+    _, lock, key, records, hold_s, think_s = worker
     record, now, sleep, end_s = records.extend, time.monotonic, asyncio.sleep, times.end_s
     await sleep(max(0.0, times.start_s - now()))
-    for key in cycle(picks):
-        lock = locks[key]
-        asked_s = now()
-        if asked_s >= end_s:
-            return
+    while (asked_s := now()) < end_s:
         record((key, asked_s))
         if not await lock.acquire():
             raise CheckFailedError(_NOT_HAD)

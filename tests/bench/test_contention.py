@@ -1,15 +1,17 @@
 """The arithmetic of the contention bench: what it makes of the records of its workers.
 
-Rules: records are written by hand, in whole seconds; no server, no processes.
+Rules: records are written by hand, in whole seconds; no processes, and a server for its commands alone.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from array import array
 from collections import Counter
 
 import pytest
+import redis
 
 pytest.importorskip("bench.contention", reason="the bench is no part of the package")
 
@@ -28,8 +30,7 @@ from bench.contention.figures import (
     violations,
 )
 from bench.contention.goals import Goal
-from bench.contention.window import count_commands
-from bench.contention.workload import Workload
+from bench.contention.window import commands_until, count_commands
 
 SPAN = Span(0.0, 100.0)
 
@@ -131,31 +132,20 @@ def test_rounds_are_summed_up_by_median_maximum_and_sum() -> None:
 
 def test_commands_that_scripts_call_are_not_clients_commands() -> None:
     lines = [
-        b"+OK",
-        b'+1700000000.000001 [0 127.0.0.1:5000] "set" "a] \\"b" "c" "NX"',
-        b'+1700000000.000002 [0 127.0.0.1:5000] "EVALSHA" "0f" "1" "a"',
-        b'+1700000000.000003 [0 lua] "get" "a"',
-        b'+1700000000.000004 [0 127.0.0.1:5001] "SET" "a" "d" "NX"',
-        b'+1700000000.000005 [0 127.0.0.1:5002] "RESET"',
-        b"+RESET",
-        b"",
+        b'1700000000.000001 [0 127.0.0.1:5000] "set" "a] \\"b" "c" "NX"',
+        b'1700000000.000002 [0 127.0.0.1:5000] "EVALSHA" "0f" "1" "a"',
+        b'1700000000.000003 [0 lua] "get" "a"',
+        b'1700000000.000004 [0 127.0.0.1:5001] "SET" "a" "d" "NX"',
+        b'1700000000.000005 [0 127.0.0.1:5002] "RESET"',
     ]
     assert count_commands(lines) == {"SET": 2, "EVALSHA": 1}
 
 
-def test_where_monitor_is_refused_nothing_is_known_of_commands() -> None:
-    assert count_commands([b"-NOPERM no", b"+RESET", b""]) is None
-
-
-def test_one_hot_key_is_wanted_by_all_and_others_by_nobody() -> None:
-    assert set(Workload(keys=8).picks(0)) == {0}
-
-
-def test_keys_are_picked_alike_for_each_contestant_and_by_rank_in_zipf() -> None:
-    workload = Workload(keys=8, distribution="zipf")
-    picks = Counter(workload.picks(3))
-    assert workload.picks(3) == workload.picks(3)
-    assert picks[0] > picks[3] > 0
+def test_where_monitor_is_refused_nothing_is_known_of_commands(valkey_client: redis.Redis) -> None:
+    valkey_client.acl_setuser("unseeing", enabled=True, nopass=True, commands=["+@all", "-monitor"], keys=["*"])
+    port = valkey_client.connection_pool.connection_kwargs["port"]
+    with redis.Redis(port=port, username="unseeing", password="") as client:
+        assert commands_until(client, time.monotonic()) is None
 
 
 @pytest.mark.parametrize(
