@@ -8,8 +8,7 @@ names at a time, with redis-py, the package and the limit of the server; and the
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -51,14 +50,9 @@ class _Mode:
     seconds: float = 0.5
 
     @property
-    def yardsticks(self) -> tuple[str, ...]:
-        """Those of all workloads."""
-        return tuple(name for workload in self.workloads for name in workload.yardsticks)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """All contestants and yardsticks."""
-        return (*self.contestants, *self.yardsticks)
+        return (*self.contestants, *(name for workload in self.workloads for name in workload.yardsticks))
 
 
 def _listed(counts: Sequence[int]) -> str:
@@ -139,8 +133,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         delayed_url(server.url, options.rtt) as url,
         rounds.open_scene(url) as scene,
     ):
-        present, entrants, absent = _enter(scene, mode, options.only or list(mode.names))
+        entrants, absent = _enter(scene, mode, options.only or mode.names)
         rounds.race(entrants, count, seconds)
+        named = dict.fromkeys(entrant.contestant for entrant in entrants)
+        present = [libraries.find(name) for name in named if name in mode.contestants]
         memory = {contestant.name: _lock_bytes(contestant, scene) for contestant in present}
     rows = [rounds.summary(entrant, entrants) for entrant in entrants]
     title = report.title(server.name, count, seconds, options.rtt)
@@ -162,38 +158,25 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _enter(scene: Scene, mode: _Mode, wanted: list[str]) -> tuple[list[Contestant], list[Entrant], dict[str, str]]:
-    """The contestants, their rows, and the reason for each name that is left out."""
+def _enter(scene: Scene, mode: _Mode, wanted: Sequence[str]) -> tuple[list[Entrant], dict[str, str]]:
+    """The rows of the contestants and yardsticks, and the reason for each name that is left out."""
     absent = dict.fromkeys((name for name in wanted if name not in mode.names), "not in this mode")
-    present: list[Contestant] = []
-    for name in wanted:
-        if name in mode.contestants:
-            with _or_absent(absent, name):
-                present.append(libraries.find(name))
     entrants: list[Entrant] = []
     for workload in mode.workloads:
         together: list[Entrant] = []
-        for contestant in present:
-            with _or_absent(absent, contestant.name):
-                together += workload.entrants_of(contestant, scene)
-        for name, rows_of in workload.yardsticks.items():
-            if name in wanted:
-                with _or_absent(absent, name):
-                    together += rows_of(scene)
+        for name in wanted:
+            try:
+                if name in mode.contestants:
+                    together += workload.entrants_of(libraries.find(name), scene)
+                elif name in workload.yardsticks:
+                    together += workload.yardsticks[name](scene)
+            except AbsentError as reason:
+                absent[name] = str(reason)
         for entrant in together:
             entrant.limit = workload.limit
         # Rows whose ratios are taken are measured one after the other.
         entrants += sorted(together, key=lambda entrant: (entrant.workload == ANEW, entrant.count))
-    return present, entrants, absent
-
-
-@contextmanager
-def _or_absent(absent: dict[str, str], name: str) -> Iterator[None]:
-    """Leave out a name that is not available, and keep the reason."""
-    try:
-        yield
-    except AbsentError as reason:
-        absent[name] = str(reason)
+    return entrants, absent
 
 
 def _lock_bytes(contestant: Contestant, scene: Scene) -> dict[str, float]:

@@ -21,8 +21,9 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, and return the figures."""
+    if options.instructions and shutil.which("valgrind") is None:
+        raise AbsentError("--instructions needs valgrind (Debian's package of that name)")
     workloads = counted.WORKLOADS if options.instructions else WORKLOADS
     names = [name for name in options.only or workloads if name in workloads]
     with ExitStack() as closing:
@@ -84,14 +87,15 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         urls = [server.url for server in opened]
         if options.instructions:
             columns: tuple[Column, ...] = _COUNTED_COLUMNS
-            rows, not_measured = _counted_rows(options.before, urls[0], names)
+            rows, not_measured = _rows(names, 2 * len(names), partial(_counted, options.before, urls[0]))
         else:
             columns = _COLUMNS
             pairs = [
                 tuple(closing.enter_context(open_child(tree, urls)) for tree in (options.before, BENCH_TREE))
                 for _ in range(min(_PAIRS, options.rounds or _PAIRS))
             ]
-            rows, not_measured = _rows(pairs, {name: options.rounds or WORKLOADS[name].rounds for name in names})
+            rounds = {name: options.rounds or WORKLOADS[name].rounds for name in names}
+            rows, not_measured = _rows(names, sum(rounds.values()), partial(_compared, pairs, rounds))
             print(f"before, after: {', '.join(child.implementation for child in pairs[0])}")
     print(f"before: {options.before}; after: {BENCH_TREE}")
     report.print_rows(opened[0].name, columns, rows, not_measured, words=1)
@@ -106,21 +110,21 @@ def _tree(text: str) -> Path:
     return tree
 
 
-def _rows(pairs: Sequence[tuple[Child, ...]], rounds: dict[str, int]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The rows of the table, and the reason for each figure that was not measured."""
+def _rows(
+    names: Sequence[str], steps: int, row_of: Callable[[str, Callable[[], None]], dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The rows of the table, and the reason for each figure that was not measured.
+
+    `row_of` measures a figure by its name, and calls what it is given before each step.
+    """
     rows: list[dict[str, Any]] = []
     not_measured: dict[str, str] = {}
-    with report.progress(sum(rounds.values())) as step:
-        for name, count in rounds.items():
+    with report.progress(steps) as step:
+        for name in names:
             try:
-                rates = []
-                for number in range(count):
-                    step(name)
-                    rates.append(_round(pairs, name, number))
+                rows.append(row_of(name, partial(step, name)))
             except NotMeasuredError as reason:
                 not_measured[name] = str(reason)
-            else:
-                rows.append(_row(name, rates))
     return rows, not_measured
 
 
@@ -140,8 +144,14 @@ def _round(pairs: Sequence[tuple[Child, ...]], name: str, number: int) -> tuple[
     return rates[0], rates[1]
 
 
-def _row(name: str, rates: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def _compared(
+    pairs: Sequence[tuple[Child, ...]], rounds: Mapping[str, int], name: str, step: Callable[[], None]
+) -> dict[str, Any]:
     """The row of a figure, for the table and the JSON file."""
+    rates = []
+    for number in range(rounds[name]):
+        step()
+        rates.append(_round(pairs, name, number))
     ratios = [after / before for before, after in rates]
     quarter, ratio, three_quarters = (
         statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
@@ -161,29 +171,15 @@ def _row(name: str, rates: Sequence[tuple[float, float]]) -> dict[str, Any]:
     }
 
 
-# ---- instructions ----
-
-
-def _counted_rows(before: Path, url: str, names: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """As `_rows`, of the instructions of a pair; raises `AbsentError` without valgrind."""
-    if shutil.which("valgrind") is None:
-        raise AbsentError("--instructions needs valgrind (Debian's package of that name)")
-    rows: list[dict[str, Any]] = []
-    not_measured: dict[str, str] = {}
-    with report.progress(2 * len(names)) as step:
-        for name in names:
-            counts: list[float] = []
-            try:
-                for tree in (before, BENCH_TREE):
-                    step(name)
-                    few, many = (_count(tree, url, name, pairs) for pairs in (_FEW, _MANY))
-                    counts.append((many - few) / (_MANY - _FEW))
-            except NotMeasuredError as reason:
-                not_measured[name] = str(reason)
-            else:
-                figures = {"before": counts[0], "after": counts[1], "ratio": counts[1] / counts[0]}
-                rows.append({"figure": name, "about": counted.WORKLOADS[name][0], **figures})
-    return rows, not_measured
+def _counted(before: Path, url: str, name: str, step: Callable[[], None]) -> dict[str, Any]:
+    """The row of the instructions of a pair."""
+    counts: list[float] = []
+    for tree in (before, BENCH_TREE):
+        step()
+        few, many = (_count(tree, url, name, pairs) for pairs in (_FEW, _MANY))
+        counts.append((many - few) / (_MANY - _FEW))
+    figures = {"before": counts[0], "after": counts[1], "ratio": counts[1] / counts[0]}
+    return {"figure": name, "about": counted.WORKLOADS[name][0], **figures}
 
 
 def _count(tree: Path, url: str, name: str, pairs: int) -> int:
