@@ -121,4 +121,4 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     # Within a delay, the fewest primaries are the base of the ratios.
     rows = [rounds.summary(each, [of for of in entrants if of.workload == each.workload]) for each in entrants]
     report.print_rows(f"{options.server}; batches of {NAMES:,}; {count} rounds of {seconds} s", _COLUMNS, rows, words=0)
-    return {"topology": "cluster", "server": options.server, "rounds": count, "seconds": seconds, "results": rows}
+    return {"server": options.server, "results": rows}

@@ -7,11 +7,11 @@ tables and returns the figures. Where `violations` among them is not 0, two work
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-import redislock_fast
 from bench import cluster, election, latency, lingering, production, redlock, renewal, scripts, semaphore, throughput
 from bench.contention import command as contention
 from bench.contestants import AbsentError, CheckFailedError
@@ -75,9 +75,8 @@ def _run(options: argparse.Namespace) -> int:
         report.say(f"cannot run: {error}")
         return 2
     if options.json:
-        facts = {"command": options.command, **report.environment()}
-        facts["redislock_fast.implementation"] = redislock_fast.implementation
-        report.save_json(options.json, {**facts, **figures})
+        facts = {"command": options.command, **report.environment(options), **figures}
+        options.json.write_text(json.dumps(facts, indent=2) + "\n")
     if violations := figures.get("violations"):
         report.say(f"CHECK FAILED: two holders at a time, {violations} times")
         return 1

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             title = report.title(server.name, options.rounds, seconds, rtt_ms)
             report.print_rows(title, columns.LATENCY, of_rtt, is_wide=options.wide)
             rows += of_rtt
-    return {"server": server.name, "rounds": options.rounds, "seconds": options.seconds, "results": rows}
+    return {"server": server.name, "results": rows}
 
 
 def _workload(count: int, kind: str) -> str:

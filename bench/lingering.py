@@ -89,20 +89,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     with servers.open_server(options.server) as server:
         rows = [*_uncontended(server.url, count, seconds, absent), *_contended(server.url)]
     title = report.title(f"{server.name}, linger={LINGER_S}", count, seconds)
-    print_goals(f"{title}; {_CONTENTION_ROUNDS} rounds of contention", GOALS, rows)
+    title += f"; {_CONTENTION_ROUNDS} rounds of contention"
+    print_goals(title, GOALS, rows)
     for reason in absent:
         print(reason)
-    return {
-        "mode": NAME,
-        "server": server.name,
-        "not_measured": absent,
-        "rounds": count,
-        "seconds": seconds,
-        "lease_s": LEASE_S,
-        "linger_s": LINGER_S,
-        "violations": sum(row.get("violations", 0) for row in rows),
-        "results": rows,
-    }
+    violations = sum(row.get("violations", 0) for row in rows)
+    return {"title": title, "not_measured": absent, "violations": violations, "results": rows}
 
 
 def _uncontended(url: str, count: int, seconds: float, absent: list[str]) -> list[Row]:

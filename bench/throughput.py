@@ -144,18 +144,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     for kind in ("sync", "asyncio"):
         sizes = [f"{name} {of_kind[kind]:,.0f}" for name, of_kind in memory.items() if kind in of_kind]
         print(f"bytes for each {kind} lock object: {', '.join(sizes)}")
-    return {
-        "mode": options.mode,
-        "server": server.name,
-        "rtt_ms": options.rtt,
-        "versions": {contestant.name: contestant.version for contestant in present},
-        "not_measured": absent,
-        "rounds": count,
-        "seconds": seconds,
-        "lease_s": contestants.LEASE_S,
-        "results": rows,
-        "bytes_for_each_lock": memory,
-    }
+    versions = {contestant.name: contestant.version for contestant in present}
+    facts = {"versions": versions, "not_measured": absent, "bytes_for_each_lock": memory}
+    return {"title": title, **facts, "results": rows}
 
 
 def _enter(scene: Scene, mode: _Mode, wanted: Sequence[str]) -> tuple[list[Entrant], dict[str, str]]:

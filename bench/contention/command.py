@@ -6,9 +6,7 @@ Each row of the table is one contestant in one workload. Each round of a workloa
 from __future__ import annotations
 
 import argparse
-import shlex
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -123,26 +121,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         found = measure_windows(measure, url, witness, lease_s, races, rounds, seconds)
         rows = [row for of in found for row in (_idle_rows if options.idle else _rows)(*of)]
     title = report.title(server.name, rounds, seconds, options.rtt)
-    facts = {
-        "command_line": command_line(options.server),
-        "title": title,
-        "server": server.name,
-        "rtt_ms": options.rtt,
-        "not_measured": absent,
-        "rounds": rounds,
-        "seconds": seconds,
-        "lease_s": lease_s,
-    }
+    result = {"title": title, "not_measured": absent, "results": rows}
     if options.idle:
         report.print_rows(f"{title}; the lock stays held", tables.IDLE, rows, absent)
-        return {**facts, "results": rows}
-    result = {**facts, "violations": sum(row["violations"] for row in rows), "results": rows}
+        return result
+    result["violations"] = sum(row["violations"] for row in rows)
     _print(result, options)
     if options.html:
         from bench.contention import page  # noqa: PLC0415 - it needs matplotlib
 
         on_the_site = options.html.resolve().parent.name == "_extra"  # whose files are put beside its index
-        options.html.write_text(page.page({**report.environment(), **result}, "index.html" if on_the_site else None))
+        facts = {**report.environment(options), **result}
+        options.html.write_text(page.page(facts, "index.html" if on_the_site else None))
     return result
 
 
@@ -154,12 +144,6 @@ def _print(result: Mapping[str, Any], options: argparse.Namespace) -> None:
     if options.preset == "goals":
         print_goals("goals", GOALS, rows)
     print(f"two holders at a time: {result['violations'] or 'never'}")
-
-
-def command_line(server: str) -> str:
-    """The command as it was called, without the URL of the server, which may have a password."""
-    words = sys.argv[1:] if server in servers.CHOICES else [word.replace(server, "URL") for word in sys.argv[1:]]
-    return shlex.join(["python", "-m", "bench", *words])
 
 
 def _field(race: Race, lease_s: int, absent: dict[str, str]) -> list[Contestant]:

@@ -6,9 +6,9 @@ Progress and errors go to stderr, results to stdout. Both are readable without a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,9 +125,16 @@ def three_digits(value: float | None) -> str:
     return format(value, ",.0f")
 
 
-def environment() -> dict[str, Any]:
-    """The machine and the interpreter, for every saved result."""
+def environment(options: argparse.Namespace) -> dict[str, Any]:
+    """The command as it was called, the machine and the interpreter, for every saved result.
+
+    The URL of the server, which may have a password, is not among the words of the command.
+    """
+    server = getattr(options, "server", "")
+    words = [word.replace(server, "URL") if "://" in server else word for word in sys.argv[1:]]
     return {
+        "command_line": shlex.join(["python", "-m", "bench", *words]),
+        "redislock_fast.implementation": redislock_fast.implementation,
         "python": platform.python_version(),
         "python_implementation": platform.python_implementation(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -141,11 +148,6 @@ def new_file(text: str) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"no such folder: {path.parent}")
     return path
-
-
-def save_json(path: Path, result: dict[str, Any]) -> None:
-    """Write a result to a file."""
-    path.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def warn_if_busy() -> None:

@@ -5,6 +5,7 @@ Rules: the command runs as users run it, but its windows are made up.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from array import array
@@ -27,6 +28,7 @@ from bench.contention.figures import Span, Window
 from bench.contention.page import look
 from bench.contention.workload import Workload
 from bench.contestants import Contestant, libraries
+from bench.measuring import report
 from redislock_fast.server import find_binary
 from tests.conftest import absent
 
@@ -96,7 +98,8 @@ def test_page_on_the_site_has_a_way_back(made: Callable[[Path], str], tmp_path: 
 def test_command_on_the_page_does_not_tell_the_url_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     url = "redis://user:secret@localhost"
     monkeypatch.setattr(sys, "argv", ["bench", "contention", f"--server={url}"])
-    assert command.command_line(url) == "python -m bench contention --server=URL"
+    facts = report.environment(argparse.Namespace(server=url))
+    assert facts["command_line"] == "python -m bench contention --server=URL"
 
 
 def test_each_contestant_has_a_colour_of_its_own() -> None:
