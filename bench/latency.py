@@ -35,10 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     about = f"how many at a time (default: {','.join(map(str, _COUNTS))})"
     parser.add_argument("--callers", type=arguments.several(int), default=list(_COUNTS), metavar="N,...", help=about)
-    kinds = tuple(_KINDS)
-    parser.add_argument(
-        "--kinds", type=arguments.some_of(kinds), default=list(kinds), metavar="KIND,...", help=", ".join(kinds)
-    )
+    arguments.add_names(parser, "--kinds", _KINDS)
     arguments.add_rounds(parser, 5, 0.25, of="row")
     arguments.add_wide(parser)
 

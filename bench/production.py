@@ -130,11 +130,8 @@ _GOALS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     arguments.add_rounds(parser, 10, 0.2, of="setting")
-    names = (*_CALLERS, _REST)
     about = f"{', '.join(_CALLERS)}; {_REST}: the second table, in rounds of five times as long"
-    parser.add_argument(
-        "--callers", type=arguments.some_of(names), default=list(names), metavar="CALLERS,...", help=about
-    )
+    arguments.add_names(parser, "--callers", (*_CALLERS, _REST), about)
     there = BENCH_TREE / "build" / "free-threaded" / "venv" / "bin" / "python"
     about = "an interpreter without the GIL (default: that of `make test-free-threaded`, if it is there)"
     parser.add_argument("--free-threaded", default=str(there) if there.exists() else None, metavar="PYTHON", help=about)

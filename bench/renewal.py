@@ -107,10 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=seconds, default=10, help="counted (default: %(default)s)")
     parser.add_argument("--stalls", type=number, default=6, help="of each length (default: %(default)s)")
     parser.add_argument("--stall-ttl", type=seconds, default=1, help="the ttl then (default: %(default)s)")
-    tables = tuple(_TABLES)
-    parser.add_argument(
-        "--only", type=arguments.some_of(tables), default=list(tables), metavar="TABLE,...", help=", ".join(tables)
-    )
+    arguments.add_names(parser, "--only", _TABLES)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:

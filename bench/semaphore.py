@@ -89,8 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     arguments.add_server(parser)
     arguments.add_rounds(parser, 5, 1.0)
-    known = arguments.some_of(tuple(PARTS))
-    parser.add_argument("--parts", type=known, default=list(PARTS), metavar="PART,...", help=", ".join(PARTS))
+    arguments.add_names(parser, "--parts", PARTS)
     about = f"of `wanted`, for {LIMIT} permits (default: %(default)s)"
     parser.add_argument("--processes", type=arguments.positive(int), default=32, help=about)
 

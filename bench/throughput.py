@@ -101,7 +101,6 @@ _MODES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    names = tuple(dict.fromkeys(name for mode in _MODES.values() for name in mode.names))
     modes = [f"{name}: {mode.about}" for name, mode in _MODES.items()] + [f"{lingering.NAME}: {lingering.ABOUT}"]
     arguments.add_server(parser)
     arguments.add_rtt(parser)
@@ -120,7 +119,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=arguments.positive(int), help=f"default: {_defaults('rounds')}")
     about = f"for each contestant and round (default: {_defaults('seconds')})"
     parser.add_argument("--seconds", type=arguments.positive(float), help=about)
-    parser.add_argument("--only", type=arguments.some_of(names), metavar="NAME,...", help=", ".join(names))
+    names = dict.fromkeys(name for mode in _MODES.values() for name in mode.names)
+    arguments.add_names(parser, "--only", names, default=())
     arguments.add_wide(parser)
 
 

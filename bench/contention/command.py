@@ -58,7 +58,7 @@ class Plan:
     """The races to run, and the defaults of `--rounds` and `--seconds`."""
 
     about: str
-    races: tuple[Race, ...]
+    races: Sequence[Race]
     rounds: int = 3
     seconds: float = 3.0
 
@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=number, help="default: 3, and 1 with --idle")
     about = f"for each contestant and round, after {WARM_UP_S:g} s of warm-up (default: 3, and 10 with --idle)"
     add("--seconds", type=seconds, help=about)
-    add("--only", type=arguments.some_of(NAMES), metavar="NAME,...", help=", ".join(NAMES))
+    arguments.add_names(parser, "--only", NAMES, default=_USUAL)
     arguments.add_wide(parser)
     about = "a page with plots of all this (not with --idle); needs matplotlib"
     add("--html", type=report.new_file, metavar="FILE", help=about)
@@ -201,15 +201,15 @@ def _ratios(own: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]] 
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """The plan that the options choose."""
-    names = options.only or _USUAL
+    names = options.only
     if options.preset:
         plan = PRESETS[options.preset]
         races = [(workload, [name for name in of_race if name in names]) for workload, of_race in plan.races]
-        return replace(plan, races=tuple(races))
+        return replace(plan, races=races)
     if options.idle:
         waiters = Workload(1, 1, options.idle) if options.tasks else Workload(1, options.idle)
-        return Plan("idle", ((waiters, names),), rounds=1, seconds=_IDLE_S)
+        return Plan("idle", [(waiters, names)], rounds=1, seconds=_IDLE_S)
     processes = options.processes or ((1,) if options.threads or options.tasks else _PROCESSES)
     of_each = {"threads": options.threads or 1, "tasks": options.tasks or 0}
     times = {"hold_ms": options.hold, "think_ms": options.think}
-    return Plan("as the options say", tuple((Workload(count, **of_each, **times), names) for count in processes))
+    return Plan("as the options say", [(Workload(count, **of_each, **times), names) for count in processes])

@@ -69,17 +69,6 @@ class Assignment:
         ]
 
 
-class Times(NamedTuple):
-    """When all workers start, when the measured part begins, and when it ends, by `time.monotonic`, in seconds.
-
-    From the end on, no worker begins another acquire.
-    """
-
-    start_s: float
-    measure_s: float
-    end_s: float
-
-
 class Report(NamedTuple):
     """The report of a process."""
 
@@ -101,14 +90,15 @@ class _Worker(NamedTuple):
 
 
 def work(connection: Connection, assignment: Assignment) -> None:
-    """Carry out the orders: send None when ready, receive the times, send the report, or an error as a string."""
+    """Carry out the orders: send None when ready, receive when to start, to measure and to end, send the report.
+
+    An error is sent as a string. From the end on, no worker begins another acquire.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the bench ends its processes itself
 
-    def appointment() -> Times:
+    def appointment() -> Any:
         connection.send(None)
-        times = connection.recv()
-        assert isinstance(times, Times)
-        return times
+        return connection.recv()
 
     try:
         contestant = libraries.find(assignment.contestant, assignment.lease_s)
@@ -124,7 +114,7 @@ def work(connection: Connection, assignment: Assignment) -> None:
     os._exit(0)  # threads that wait for a lock end with the process alone
 
 
-def _with_threads(assignment: Assignment, contestant: Contestant, appointment: Callable[[], Times]) -> Report:
+def _with_threads(assignment: Assignment, contestant: Contestant, appointment: Callable[[], Any]) -> Report:
     client = redis.Redis.from_url(assignment.url, **assignment.client_options)
     workers = assignment.workers(partial(contestant.make, client))
 
@@ -135,12 +125,12 @@ def _with_threads(assignment: Assignment, contestant: Contestant, appointment: C
 
     pool = ThreadPoolExecutor(len(workers))
     list(pool.map(warm_up, workers))
-    times = appointment()
-    jobs = [pool.submit(_thread, worker, times) for worker in workers]
+    start_s, measure_s, end_s = appointment()
+    jobs = [pool.submit(_thread, worker, start_s, end_s) for worker in workers]
     # This thread sleeps while the workers run.
-    sleep_until(times.measure_s)
+    sleep_until(measure_s)
     cpu_s = time.process_time()
-    sleep_until(times.end_s)
+    sleep_until(end_s)
     cpu_s = time.process_time() - cpu_s
     done, _ = wait(jobs, GRACE_S)
     for job in done:
@@ -148,10 +138,10 @@ def _with_threads(assignment: Assignment, contestant: Contestant, appointment: C
     return Report([worker.records[:] for worker in workers], cpu_s)
 
 
-def _thread(worker: _Worker, times: Times) -> None:
+def _thread(worker: _Worker, start_s: float, end_s: float) -> None:
     _, lock, key, records, hold_s, think_s = worker
-    record, now, sleep, end_s = records.extend, time.monotonic, time.sleep, times.end_s
-    sleep_until(times.start_s)
+    record, now, sleep = records.extend, time.monotonic, time.sleep
+    sleep_until(start_s)
     while (asked_s := now()) < end_s:
         record((key, asked_s))
         if not lock.acquire():
@@ -166,7 +156,7 @@ def _thread(worker: _Worker, times: Times) -> None:
             sleep(think_s)
 
 
-async def _with_tasks(assignment: Assignment, contestant: Contestant, appointment: Callable[[], Times]) -> Report:
+async def _with_tasks(assignment: Assignment, contestant: Contestant, appointment: Callable[[], Any]) -> Report:
     assert contestant.make_async
     client = redis.asyncio.Redis.from_url(assignment.url, **assignment.client_options)
     workers = assignment.workers(partial(contestant.make_async, client))
@@ -177,11 +167,11 @@ async def _with_tasks(assignment: Assignment, contestant: Contestant, appointmen
         await worker.own.release()
 
     await asyncio.gather(*map(warm_up, workers))
-    times = appointment()
-    jobs = [asyncio.ensure_future(_task(worker, times)) for worker in workers]
-    await asyncio.sleep(times.measure_s - time.monotonic())
+    start_s, measure_s, end_s = appointment()
+    jobs = [asyncio.ensure_future(_task(worker, start_s, end_s)) for worker in workers]
+    await asyncio.sleep(measure_s - time.monotonic())
     cpu_s = time.process_time()
-    await asyncio.sleep(times.end_s - time.monotonic())
+    await asyncio.sleep(end_s - time.monotonic())
     cpu_s = time.process_time() - cpu_s
     done, _ = await asyncio.wait(jobs, timeout=GRACE_S)
     for job in done:
@@ -189,10 +179,10 @@ async def _with_tasks(assignment: Assignment, contestant: Contestant, appointmen
     return Report([worker.records for worker in workers], cpu_s)
 
 
-async def _task(worker: _Worker, times: Times) -> None:
+async def _task(worker: _Worker, start_s: float, end_s: float) -> None:
     _, lock, key, records, hold_s, think_s = worker
-    record, now, sleep, end_s = records.extend, time.monotonic, asyncio.sleep, times.end_s
-    await sleep(max(0.0, times.start_s - now()))
+    record, now, sleep = records.extend, time.monotonic, asyncio.sleep
+    await sleep(max(0.0, start_s - now()))
     while (asked_s := now()) < end_s:
         record((key, asked_s))
         if not await lock.acquire():

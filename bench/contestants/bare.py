@@ -106,7 +106,7 @@ class _Connection(asyncio.Protocol):
         self._awaited: dict[bytes, asyncio.Future[Any]] = {}
         self._transport: Any = None
 
-    async def open(self, client: redis.asyncio.Redis) -> None:
+    async def open(self, client: redis.asyncio.Redis) -> _Connection:
         settings = client.connection_pool.connection_kwargs
         address = str(settings.get("host", "localhost")), int(settings.get("port", 6379))
         self._transport, _ = await self._loop.create_connection(lambda: self, *address)
@@ -114,6 +114,7 @@ class _Connection(asyncio.Protocol):
         self._asked.extend(greeted)
         self._transport.write(_greeting(self.channel))
         await asyncio.gather(*greeted)
+        return self
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
@@ -146,12 +147,6 @@ class _Connection(asyncio.Protocol):
 _connections: weakref.WeakKeyDictionary[Any, asyncio.Task[_Connection]] = weakref.WeakKeyDictionary()
 
 
-async def _opened(client: redis.asyncio.Redis) -> _Connection:
-    connection = _Connection()
-    await connection.open(client)
-    return connection
-
-
 class AsyncBareLock:
     """A lock on the connection that all tasks of a client share."""
 
@@ -164,7 +159,7 @@ class AsyncBareLock:
     async def _connect(self) -> _Connection:
         opening = _connections.get(self._client)
         if opening is None:
-            opening = _connections[self._client] = asyncio.ensure_future(_opened(self._client))
+            opening = _connections[self._client] = asyncio.ensure_future(_Connection().open(self._client))
         connection = self._connection = await opening
         name, lease_s = self._of
         self._words = _Words(name, connection.channel, lease_s)

@@ -67,9 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--before", type=_tree, required=True, metavar="TREE", help=about)
     defaults = "; ".join(f"{name} {workload.rounds}" for name, workload in WORKLOADS.items())
     parser.add_argument("--rounds", type=arguments.positive(int), help=f"of each figure (default: {defaults})")
-    names = tuple(dict.fromkeys((*WORKLOADS, *counted.WORKLOADS)))
     about = ", ".join(f"{name}: {workload.about}" for name, workload in WORKLOADS.items())
-    parser.add_argument("--only", type=arguments.some_of(names), metavar="NAME,...", help=about)
+    arguments.add_names(parser, "--only", dict.fromkeys((*WORKLOADS, *counted.WORKLOADS)), about)
     of_counts = ", ".join(f"{name}: {about}" for name, (about, _) in counted.WORKLOADS.items())
     about = f"count the instructions of a pair instead, by valgrind; --only: {of_counts}"
     parser.add_argument("--instructions", action="store_true", help=about)
@@ -80,7 +79,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.instructions and shutil.which("valgrind") is None:
         raise AbsentError("--instructions needs valgrind (Debian's package of that name)")
     workloads = counted.WORKLOADS if options.instructions else WORKLOADS
-    names = [name for name in options.only or workloads if name in workloads]
+    names = [name for name in options.only if name in workloads]
     with ExitStack() as closing:
         count = 1 if options.instructions else _SERVERS
         opened = [closing.enter_context(servers.open_server("embedded")) for _ in range(count)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from bench.measuring import servers
 
@@ -19,7 +19,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def add_kind(parser: argparse.ArgumentParser) -> None:
-    """Declare `--server` for a command that starts its servers itself."""
+    """Declare `--server` of a command that starts its servers itself."""
     parser.add_argument("--server", choices=servers.CHOICES, default="embedded", help="default: %(default)s, a Valkey")
 
 
@@ -66,13 +66,21 @@ def several(number: Callable[[str], float]) -> Callable[[str], list[float]]:
     return lambda text: list(map(positive(number), text.split(",")))
 
 
-def some_of(names: Sequence[str]) -> Callable[[str], list[str]]:
-    """Make a parser of known names, separated by commas."""
+def add_names(
+    parser: argparse.ArgumentParser,
+    option: str,
+    names: Iterable[str],
+    about: str | None = None,
+    default: Sequence[str] | None = None,
+) -> None:
+    """Declare an option that chooses some of these names, separated by commas; by default all, or the given ones."""
+    known = list(names)
 
     def parse(text: str) -> list[str]:
         chosen = text.split(",")
-        if unknown := set(chosen).difference(names):
-            raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        if unknown := set(chosen).difference(known):
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
         return chosen
 
-    return parse
+    usual = known if default is None else default
+    parser.add_argument(option, type=parse, default=usual, metavar="NAME,...", help=about or ", ".join(known))
