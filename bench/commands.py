@@ -31,11 +31,7 @@ COMMANDS: Mapping[str, ModuleType] = {
     "guard": guard,
 }
 
-SHORT = (
-    "throughput --mode main",
-    "latency --rtt 1 --callers 8 --kinds threads",
-    "contention --preset short",
-)
+SHORT = ("throughput --mode main", "latency --rtt 1 --callers 8 --kinds threads", "contention --preset short")
 """What `python -m bench` runs when it names no command."""
 
 

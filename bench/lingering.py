@@ -20,16 +20,7 @@ from bench.contention import figures
 from bench.contention.goals import TASKS, THREADS, Goal, print_goals
 from bench.contention.window import measure_windows, open_window
 from bench.contention.workload import Workload
-from bench.contestants import (
-    HALF_LINGERING,
-    LEASE_S,
-    LINGER_S,
-    OURS,
-    OURS_LINGERING,
-    REDIS_PY,
-    AbsentError,
-    libraries,
-)
+from bench.contestants import HALF_LINGERING, LEASE_S, LINGER_S, OURS, OURS_LINGERING, REDIS_PY, AbsentError, libraries
 from bench.measuring import report, rounds, servers
 from bench.measuring.delay import delayed_url
 from bench.measuring.rounds import ANEW, REUSED, Entrant, Scene

@@ -105,10 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_server(parser)
     arguments.add_rtt(parser)
     parser.add_argument(
-        "--mode",
-        choices=(*_MODES, lingering.NAME),
-        default="single",
-        help=f"{'; '.join(modes)} (default: %(default)s)",
+        "--mode", choices=(*_MODES, lingering.NAME), default="single", help=f"{'; '.join(modes)} (default: %(default)s)"
     )
     parser.add_argument(
         "--topology",

@@ -14,25 +14,13 @@ from typing import Any
 
 import redis
 
+from bench import contestants
 from bench.contention import figures, goals, tables
 from bench.contention.figures import Window
 from bench.contention.goals import GOALS, print_goals
 from bench.contention.window import WARM_UP_S, measure_windows, open_idle, open_window
 from bench.contention.workload import Workload
-from bench.contestants import (
-    BARE_SOCKETS,
-    HALF_LINGERING,
-    LEASE_S,
-    OURS,
-    OURS_LINGERING,
-    OURS_POLLING,
-    PEERS,
-    PYTHON_REDIS_LOCK,
-    REDIS_PY,
-    AbsentError,
-    Contestant,
-    libraries,
-)
+from bench.contestants import BARE_SOCKETS, LEASE_S, OURS, REDIS_PY, AbsentError, Contestant, libraries
 from bench.measuring import arguments, report, servers
 from bench.measuring.delay import delayed_url
 
@@ -42,8 +30,8 @@ _RATIOS = ("acquisitions_per_s", "gap_p50_ms", "wait_p99_ms")
 _IDLE_LEASE_S = 60  # longer than the measurement
 _TIMELINE_HOLDS = 30  # roughly, for a hand-over in half a millisecond
 
-_USUAL = (REDIS_PY, OURS, OURS_POLLING, *PEERS, BARE_SOCKETS)
-NAMES = (*_USUAL, OURS_LINGERING, HALF_LINGERING)
+_USUAL = (REDIS_PY, OURS, contestants.OURS_POLLING, *contestants.PEERS, BARE_SOCKETS)
+NAMES = (*_USUAL, contestants.OURS_LINGERING, contestants.HALF_LINGERING)
 """All contestants of this command; the last two only where `--only` names them."""
 
 _PROCESSES = (2, 8, 32, 64)
@@ -68,7 +56,7 @@ PRESETS: Mapping[str, Plan] = {
     "goals": Plan(
         "the figures with a goal, each beside its bound",
         (
-            *((workload, (*_BOTH, PYTHON_REDIS_LOCK, BARE_SOCKETS)) for workload in goals.PROCESSES),
+            *((workload, (*_BOTH, contestants.PYTHON_REDIS_LOCK, BARE_SOCKETS)) for workload in goals.PROCESSES),
             *((workload, (*_BOTH, BARE_SOCKETS)) for workload in (goals.THREADS, goals.TASKS)),
         ),
     ),

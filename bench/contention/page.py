@@ -14,17 +14,9 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from bench import contestants
 from bench.contention import tables
-from bench.contestants import (
-    BARE_SOCKETS,
-    HALF_LINGERING,
-    LINGER_S,
-    OURS,
-    OURS_LINGERING,
-    OURS_POLLING,
-    REDIS_PY,
-    libraries,
-)
+from bench.contestants import LINGER_S, OURS, OURS_LINGERING, REDIS_PY, libraries
 from bench.measuring.report import Column, three_digits
 
 Rows = Sequence[Mapping[str, Any]]
@@ -59,10 +51,10 @@ _ABOUT_FIGURES = (
     "Left waiting: acquires that were not over at the end. Two holders: acquires of a lock that another worker held."
 )
 _MEANINGS = {
-    OURS_POLLING: f"{OURS} that asks again and again instead of queueing",
-    BARE_SOCKETS: f"no library, but the requests of {OURS} on plain sockets and nothing else",
+    contestants.OURS_POLLING: f"{OURS} that asks again and again instead of queueing",
+    contestants.BARE_SOCKETS: f"no library, but the requests of {OURS} on plain sockets and nothing else",
     OURS_LINGERING: f"{OURS} whose keys stay with the process for {LINGER_S:g} s after a release",
-    HALF_LINGERING: f"each other process with {OURS_LINGERING}, the others with {OURS}",
+    contestants.HALF_LINGERING: f"each other process with {OURS_LINGERING}, the others with {OURS}",
 }
 _STYLE = """
 :root { color-scheme: light dark; --text: #1c2024; --dim: #60646c; --grid: #e4e6ea; --back: #fff; }
@@ -150,7 +142,7 @@ def _image(figure: Figure, about: str) -> str:
 def look(name: str) -> dict[str, Any]:
     """The colour and the dashes of a contestant, the same in every plot and on every page."""
     colours = mpl.color_sequences["petroff10"]  # made for the colour-blind, too
-    is_dashed = name in (BARE_SOCKETS, OURS_POLLING, HALF_LINGERING)
+    is_dashed = name in (contestants.BARE_SOCKETS, contestants.OURS_POLLING, contestants.HALF_LINGERING)
     return {"color": colours[libraries.NAMES.index(name)], "linestyle": "--" if is_dashed else "-", "label": name}
 
 

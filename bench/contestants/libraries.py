@@ -15,21 +15,8 @@ from importlib.util import find_spec
 from typing import Any
 from uuid import uuid1
 
-from bench.contestants import (
-    BARE_SOCKETS,
-    HALF_LINGERING,
-    LEASE_S,
-    LINGER_S,
-    OURS,
-    OURS_LINGERING,
-    OURS_POLLING,
-    POTTERY,
-    PYTHON_REDIS_LOCK,
-    REDIS_PY,
-    AbsentError,
-    Contestant,
-    semaphores,
-)
+from bench import contestants
+from bench.contestants import LEASE_S, LINGER_S, OURS, REDIS_PY, AbsentError, Contestant, semaphores
 
 
 def _redis_py(lease_s: int) -> Contestant:
@@ -97,7 +84,7 @@ def _ours(name: str, settings: Mapping[str, Any], lease_s: int) -> Contestant:
 
 
 def _half_lingering(lease_s: int) -> Contestant:
-    return replace(_ours(HALF_LINGERING, {}, lease_s), of_processes=(OURS_LINGERING, OURS))
+    return replace(_ours(contestants.HALF_LINGERING, {}, lease_s), of_processes=(contestants.OURS_LINGERING, OURS))
 
 
 def _python_redis_lock(lease_s: int) -> Contestant:
@@ -106,7 +93,7 @@ def _python_redis_lock(lease_s: int) -> Contestant:
     # It logs a warning for every acquire that fails, and the check makes one fail in every round.
     logging.getLogger("redis_lock.acquire").setLevel(logging.ERROR)
     make = partial(Lock, expire=lease_s)
-    return Contestant(PYTHON_REDIS_LOCK, version("python-redis-lock"), make, "lock:{}".format)
+    return Contestant(contestants.PYTHON_REDIS_LOCK, version("python-redis-lock"), make, "lock:{}".format)
 
 
 def _pottery(lease_s: int) -> Contestant:
@@ -115,25 +102,25 @@ def _pottery(lease_s: int) -> Contestant:
     def make(client: Any, name: str) -> Any:
         return Redlock(key=name, masters={client}, auto_release_time=lease_s)
 
-    return Contestant(POTTERY, version("pottery"), make, "redlock:{}".format)
+    return Contestant(contestants.POTTERY, version("pottery"), make, "redlock:{}".format)
 
 
 def _bare_sockets(lease_s: int) -> Contestant:
     from bench.contestants import bare  # noqa: PLC0415 - it needs the package
 
     make, make_async = partial(bare.BareLock, lease_s=lease_s), partial(bare.AsyncBareLock, lease_s=lease_s)
-    return Contestant(BARE_SOCKETS, "-", make, make_async=make_async)
+    return Contestant(contestants.BARE_SOCKETS, "-", make, make_async=make_async)
 
 
 _FACTORIES: dict[str, tuple[str, Callable[[int], Contestant]]] = {
     REDIS_PY: ("redis", _redis_py),
     OURS: ("redislock_fast", partial(_ours, OURS, {})),
-    OURS_POLLING: ("redislock_fast", partial(_ours, OURS_POLLING, {"wait": "poll"})),
-    OURS_LINGERING: ("redislock_fast", partial(_ours, OURS_LINGERING, {"linger": LINGER_S})),
-    HALF_LINGERING: ("redislock_fast", _half_lingering),
-    PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
-    POTTERY: ("pottery", _pottery),
-    BARE_SOCKETS: ("redislock_fast", _bare_sockets),
+    contestants.OURS_POLLING: ("redislock_fast", partial(_ours, contestants.OURS_POLLING, {"wait": "poll"})),
+    contestants.OURS_LINGERING: ("redislock_fast", partial(_ours, contestants.OURS_LINGERING, {"linger": LINGER_S})),
+    contestants.HALF_LINGERING: ("redislock_fast", _half_lingering),
+    contestants.PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
+    contestants.POTTERY: ("pottery", _pottery),
+    contestants.BARE_SOCKETS: ("redislock_fast", _bare_sockets),
 }
 
 NAMES = tuple(_FACTORIES)
