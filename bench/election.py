@@ -11,9 +11,8 @@ from typing import Any
 
 import redis
 
-from bench.contention.figures import percentile
 from bench.measuring import arguments, report, servers
-from bench.measuring.rounds import open_scene
+from bench.measuring.rounds import open_scene, percentile
 from redislock_fast import Election
 from redislock_fast._protocol.keys import queue_keys
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import redis
@@ -86,17 +87,12 @@ def _or_false(call: Callable[[], Any]) -> Any:
         return False
 
 
-class _Pottery:
+def _pottery(fleet: Fleet, name: str) -> Any:
     """Pottery's Redlock, without waiting."""
+    from pottery import Redlock as Pottery  # noqa: PLC0415  # optional
 
-    def __init__(self, fleet: Fleet, name: str) -> None:
-        from pottery import Redlock as Pottery  # noqa: PLC0415  # optional
-
-        self._lock = Pottery(key=name, masters=set(fleet.clients()), auto_release_time=LEASE_S)
-        self.release = self._lock.release
-
-    def acquire(self) -> bool:
-        return bool(self._lock.acquire(blocking=False))
+    lock = Pottery(key=name, masters=set(fleet.clients()), auto_release_time=LEASE_S)
+    return SimpleNamespace(acquire=partial(lock.acquire, blocking=False), release=lock.release)
 
 
 class _Bare:
@@ -126,7 +122,7 @@ def _ours(fleet: Fleet, name: str) -> Any:
     return Redlock(fleet.clients(), name, timeout=LEASE_S, blocking=False, limit=_LIMIT_S)
 
 
-MAKERS: dict[str, Callable[[Fleet, str], Any]] = {REDIS_PY: _Loop, OURS: _ours, POTTERY: _Pottery, _BARE: _Bare}
+MAKERS: dict[str, Callable[[Fleet, str], Any]] = {REDIS_PY: _Loop, OURS: _ours, POTTERY: _pottery, _BARE: _Bare}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,9 +171,7 @@ def entrant(name: str, lock: Any) -> Entrant:
 
 def freeze(fleet: Fleet, contestant: str) -> dict[str, float]:
     """Freeze each server in turn, each with a new lock: not every contestant cleans up on a server that was frozen."""
-    before_ms: list[float] = []
-    first_ms: list[float] = []
-    later_ms: list[float] = []
+    before_ms, first_ms, later_ms = list[float](), list[float](), list[float]()
     for server in fleet.servers:
         lock = _make(fleet, contestant)
         before_ms += [_acquire_ms(lock) for _ in range(_LATER)]

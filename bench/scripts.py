@@ -16,6 +16,7 @@ import redis
 from bench.contestants import CheckFailedError
 from bench.measuring import arguments, report, servers
 from bench.measuring.report import Column
+from bench.measuring.rounds import percentile
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.scripts import LEAVE, PASS_ON, WAIT, Script
 from redislock_fast._util.tokens import CONTENDED_FLAG, new_token
@@ -28,6 +29,7 @@ _CHANNEL = b"bench:here"
 _PIECE = 1000
 _FAR_MS = 3_600_000
 _GOAL_US = 1000
+_PARTS = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 
 _COLUMNS = (
     Column("script", str, ("script",)),
@@ -91,8 +93,7 @@ def _measure(client: redis.Redis, waiters: int, count: int) -> Iterator[dict[str
             client.flushall()
             _queue_up(client, waiters, story.channels)
             times_us = sorted(_time_us(client, story) for _ in range(count))
-            p50_us, p99_us = (times_us[min(int(count * part), count - 1)] for part in (0.5, 0.99))
-            figures = {"p50_us": p50_us, "p99_us": p99_us, "max_us": times_us[-1]}
+            figures = {f"{name}_us": percentile(times_us, part) for name, part in _PARTS.items()}
             yield {"script": story.script, "queue": story.queue, **figures}
             while listener.get_message(timeout=0) is not None:  # else the server drops a client that reads too slowly
                 pass

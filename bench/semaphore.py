@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 import redis
 import redis.asyncio
 
-from bench.contention.figures import figures, holds_of, percentile, waits_s
+from bench.contention.figures import figures, holds_of, waits_s
 from bench.contention.window import measure_windows, open_idle, open_window
 from bench.contention.workload import Workload
 from bench.contestants import LEASE_S, OURS, AbsentError, expect, libraries, semaphores
 from bench.contestants.semaphores import LIMIT, LOCKS_IN_TURN, RIVALS, SEMAPHORE
 from bench.measuring import arguments, report, servers
 from bench.measuring.delay import delayed_url
-from bench.measuring.rounds import Entrant, Scene, open_scene, race
+from bench.measuring.rounds import Entrant, Scene, open_scene, percentile, race
 from bench.production import open_places
 from bench.workloads.callers import open_crew
 from redislock_fast._protocol.keys import queue_keys
@@ -184,7 +184,7 @@ def _wanted(scene: Scene, options: argparse.Namespace, rivals: Sequence[str], no
             for contestant, (window,) in windows.items():
                 span, by_key = window.measured, holds_of(window.records)
                 of_window = figures(window, contestant.limit)
-                waits = waits_s(by_key, span)
+                waits = waits_s(window)
                 held_s = sum(
                     max(0.0, min(hold.released_s, span.end_s) - max(hold.acquired_s, span.begin_s))
                     for holds in by_key.values()

@@ -165,7 +165,7 @@ def _rows(workload: Workload, windows: Mapping[Contestant, Sequence[Window]]) ->
             **figures.summary(own),
             **_ratios(own, redis_py),
             "of_rounds": own,
-            "wait_cdf": figures.cdf(figures.all_waits_s(windows[contestant])),
+            "wait_cdf": figures.cdf(sorted(wait_s for of in windows[contestant] for wait_s in figures.waits_s(of))),
             "timeline": figures.timeline(windows[contestant][-1], timeline_s),
             "timeline_ms": 1000 * timeline_s,
         }

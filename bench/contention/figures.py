@@ -15,8 +15,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappushpop
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
+
+from bench.measuring.rounds import in_ms, percentile
 
 _CDF_SHARES = (*(count / 100 for count in range(100)), *(0.99 + count / 1000 for count in range(1, 10)), 0.9995, 1.0)
 
@@ -120,24 +122,11 @@ def longest_without_s(acquired_s: Iterable[float], span: Span) -> float:
     return max(later_s - earlier_s for earlier_s, later_s in pairwise(marks_s))
 
 
-def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The nearest-rank percentile of ordered values: the smallest that the share, from 0 to 1, does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
-
-
-def all_waits_s(windows: Iterable[Window]) -> list[float]:
-    """How long each acquire took that began in the measured part of a window, as `waits_s` counts it."""
-    return sorted(wait_s for window in windows for wait_s in waits_s(holds_of(window.records), window.measured))
-
-
-def waits_s(by_key: Mapping[int, Sequence[Hold]], span: Span) -> list[float]:
-    """How long each acquire took that began in the span, smallest first; all end with the span at the latest."""
-    return sorted(
-        min(hold.acquired_s, span.end_s) - hold.asked_s
-        for holds in by_key.values()
-        for hold in holds
-        if hold.asked_s in span
-    )
+def waits_s(window: Window) -> list[float]:
+    """How long each acquire took that began in the measured part, smallest first; all end with it at the latest."""
+    span = window.measured
+    all_holds = chain.from_iterable(holds_of(window.records).values())
+    return sorted(min(hold.acquired_s, span.end_s) - hold.asked_s for hold in all_holds if hold.asked_s in span)
 
 
 def idle_figures(window: Window) -> dict[str, Any]:
@@ -164,15 +153,15 @@ def figures(window: Window, limit: int = 1) -> dict[str, Any]:
     acquisitions = sum(counts)
     watched = sum(when_s in window.watched for acquired_s in of_worker for when_s in acquired_s)
     gaps = sorted(gap_s for holds in by_key.values() for gap_s in gaps_s(holds, measured, limit))
-    waits = waits_s(by_key, measured)
+    waits = waits_s(window)
     commands = None if window.commands is None or not watched else window.commands
     return {
         "acquisitions": acquisitions,
         "acquisitions_per_s": acquisitions / measured.seconds,
-        **{f"gap_{name}_ms": _ms(percentile(gaps, share)) for name, share in _SHARES.items()},
-        **{f"wait_{name}_ms": _ms(percentile(waits, share)) for name, share in _SHARES.items()},
+        **{f"gap_{name}_ms": in_ms(percentile(gaps, share)) for name, share in _SHARES.items()},
+        **{f"wait_{name}_ms": in_ms(percentile(waits, share)) for name, share in _SHARES.items()},
         "jain": jain(counts) if acquisitions else None,
-        "starvation_ms": _ms(max(longest_without_s(acquired_s, measured) for acquired_s in of_worker)),
+        "starvation_ms": in_ms(max(longest_without_s(acquired_s, measured) for acquired_s in of_worker)),
         "commands": commands and commands.total() / watched,
         "commands_by_name": commands and {name: calls / watched for name, calls in commands.most_common()},
         "server_cpu_us": 1e6 * window.server_cpu_s / acquisitions if acquisitions else None,
@@ -211,7 +200,3 @@ def timeline(window: Window, seconds: float) -> list[tuple[float, float, int]]:
         for hold in holds
         if hold.released_s >= begin_s and hold.acquired_s < begin_s + seconds
     ]
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1000 * seconds

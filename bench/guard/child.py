@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import redislock_fast
 from bench.contestants import AbsentError
@@ -37,9 +37,8 @@ class Child:
     It has the file and the implementation of its package, "compiled" or "python".
     """
 
-    def __init__(self, requests: IO[str], replies: IO[str]) -> None:
-        self._requests = requests
-        self._replies = replies
+    def __init__(self, requests: Any, replies: Any) -> None:
+        self._requests, self._replies = requests, replies
         facts = self._read()
         self.file = Path(facts["file"])
         self.implementation: str = facts["implementation"]
@@ -77,13 +76,10 @@ def open_child(
     pipe = subprocess.PIPE
     environ = {**environment(tree), **settings}
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ, cwd=BENCH_TREE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with process.stdin:
-            child = Child(process.stdin, process.stdout)
-            if tree is not None and not child.file.is_relative_to(tree.resolve()):
-                raise AbsentError(f"{tree} has no package: {child.file} was imported")
-            yield child
+        child = Child(process.stdin, process.stdout)
+        if tree is not None and not child.file.is_relative_to(tree.resolve()):
+            raise AbsentError(f"{tree} has no package: {child.file} was imported")
+        yield child
 
 
 def environment(tree: Path | None) -> dict[str, str]:

@@ -26,10 +26,8 @@ def open_delay(ports: Sequence[int], rtt_ms: float, host: str = "127.0.0.1") -> 
         program = compiled(_SOURCE, Path(folder))
         command = [str(program), str(1000 * rtt_ms / 2), host, *map(str, ports)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdin is not None
             assert process.stdout is not None
-            with process.stdin:
-                yield {port: int(process.stdout.readline()) for port in ports}
+            yield {port: int(process.stdout.readline()) for port in ports}  # it ends with its standard input
 
 
 @contextmanager

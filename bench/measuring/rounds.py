@@ -134,8 +134,7 @@ def summary(entrant: Entrant, entrants: Sequence[Entrant]) -> dict[str, Any]:
     to_limit = _ratios(entrant.rates, limit.rates if limit else None)
     fewest = min((e for e in entrants if e.contestant == entrant.contestant), key=lambda e: e.count)
     samples = entrant.samples
-    latencies_s = list(chain.from_iterable(sample.latencies_s for sample in samples))
-    percentiles_s = statistics.quantiles(latencies_s, n=100) if latencies_s else None
+    latencies_s = sorted(chain.from_iterable(sample.latencies_s for sample in samples))
     longest = [max(sample.pairs_s) / statistics.median(sample.pairs_s) for sample in samples if sample.pairs_s]
     figures: dict[str, Any] = {
         "contestant": entrant.contestant,
@@ -153,24 +152,30 @@ def summary(entrant: Entrant, entrants: Sequence[Entrant]) -> dict[str, Any]:
         "ratio_to_limit": _median(to_limit),
         "ratio_to_fewest": _median(_ratios(entrant.rates, fewest.rates)),
         "longest_to_median": max(longest, default=None),
-        "latency_p50_ms": percentiles_s and 1000 * percentiles_s[49],
-        "latency_p99_ms": percentiles_s and 1000 * percentiles_s[98],
+        "latency_p50_ms": in_ms(percentile(latencies_s, 0.5)),
+        "latency_p99_ms": in_ms(percentile(latencies_s, 0.99)),
         "client_cpu_us": _median([sample.client_cpu_us for sample in samples]),
         "server_cpu_us": _median([sample.server_cpu_us for sample in samples]),
         "connections": max((sample.connections for sample in samples if sample.connections is not None), default=None),
     }
-    for percent in (50, 99):
-        own_ms = _acquires_ms(entrant, percent)
-        base_ms = _acquires_ms(redis_py, percent) if redis_py else None
-        figures[f"acquire_p{percent}_ms"] = _median(own_ms)
-        figures[f"acquire_p{percent}_to_redis_py"] = _median(_ratios(own_ms, base_ms))
+    for name, share in (("acquire_p50", 0.5), ("acquire_p99", 0.99)):
+        own_s, base_s = (
+            [percentile(sorted(sample.acquires_s), share) or 0.0 for sample in of.samples if sample.acquires_s]
+            for of in (entrant, redis_py or entrant)
+        )
+        figures[f"{name}_ms"] = in_ms(_median(own_s))
+        figures[f"{name}_to_redis_py"] = _median(_ratios(own_s, base_s if redis_py else None))
     return figures
 
 
-def _acquires_ms(entrant: Entrant, percent: int) -> list[float]:
-    """The nearest-rank percentile of the acquires of each round."""
-    of_rounds = [sorted(sample.acquires_s) for sample in entrant.samples if sample.acquires_s]
-    return [1000 * of_round[math.ceil(len(of_round) * percent / 100) - 1] for of_round in of_rounds]
+def percentile(ordered: Sequence[float], share: float) -> float | None:
+    """The nearest-rank percentile of ordered values: the smallest that the share, from 0 to 1, does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def in_ms(seconds: float | None) -> float | None:
+    """Seconds in milliseconds."""
+    return None if seconds is None else 1000 * seconds
 
 
 def _ratios(figures: Sequence[float], base: Sequence[float] | None) -> list[float] | None:

@@ -31,6 +31,7 @@ FLOORS = {FLOOR: "blocking", "floor-spinning": "spinning"}
 SERVER_LIMIT = "redis-benchmark"
 
 _TOKEN_BYTES = 36
+_RELEASED = b":1\r\n"  # the owner's reply
 _SOURCE = Path(__file__).with_name("floor.c")
 _DEPTH = 64  # requests of the load generator under way on each connection
 _CONNECTIONS = 50  # its default
@@ -107,19 +108,12 @@ def _run(command: Sequence[str]) -> float:
 
 
 class _Commands:
-    """The two requests for one name, as words that suit the server of a client.
-
-    Attributes:
-        token: in both.
-        acquire: of a free lock.
-        acquired: the reply to it.
-        release: by the owner; `_RELEASED` is the reply to it.
-    """
+    """The two requests for one name, as words that suit the server of a client, with a token of their own."""
 
     def __init__(self, client: redis.Redis, name: str) -> None:
         self.token = secrets.token_hex(_TOKEN_BYTES // 2)
         self.acquire = ["SET", name, self.token, "NX", "PX", str(LEASE_S * 1000)]
-        self.acquired = b"+OK\r\n"
+        self.acquired = b"+OK\r\n"  # the reply for a free lock
         if int(client.info("server")["redis_version"].partition(".")[0]) >= 7:  # they accept NX and GET together
             self.acquire.append("GET")
             self.acquired = b"$-1\r\n"
@@ -130,6 +124,3 @@ class _Commands:
             self.release = ["DELEX", name, "IFEQ", self.token]
         else:
             self.release = ["EVALSHA", client.script_load(RELEASE.text), "1", name, self.token]
-
-
-_RELEASED = b":1\r\n"

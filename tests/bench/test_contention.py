@@ -25,12 +25,12 @@ from bench.contention.figures import (
     holds_of,
     jain,
     longest_without_s,
-    percentile,
     summary,
     violations,
 )
 from bench.contention.goals import Goal
 from bench.contention.window import commands_until, count_commands
+from bench.measuring.rounds import percentile
 
 SPAN = Span(0.0, 100.0)
 
