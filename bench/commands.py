@@ -1,6 +1,6 @@
 """The commands of `python -m bench`.
 
-Each command is a module, listed in `COMMANDS`, with `HELP`, `add_arguments` and `run`. `run` measures, prints its
+Each command is a module with `HELP`, `add_arguments` and `run`. `run` measures, prints its
 tables and returns the figures. Where `violations` among them is not 0, two workers held one lock at a time.
 """
 
@@ -18,18 +18,8 @@ from bench.contestants import AbsentError, CheckFailedError
 from bench.guard import command as guard
 from bench.measuring import report, servers
 
-COMMANDS: Mapping[str, ModuleType] = {
-    "throughput": throughput,
-    "latency": latency,
-    "production": production,
-    "contention": contention,
-    "renewal": renewal,
-    "redlock": redlock,
-    "scripts": scripts,
-    "semaphore": semaphore,
-    "election": election,
-    "guard": guard,
-}
+_ALL = (throughput, latency, production, contention, renewal, redlock, scripts, semaphore, election, guard)
+COMMANDS: Mapping[str, ModuleType] = {module.__name__.split(".")[1]: module for module in _ALL}
 
 SHORT = ("throughput --mode main", "latency --rtt 1 --callers 8 --kinds threads", "contention --preset short")
 """What `python -m bench` runs when it names no command."""

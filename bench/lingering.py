@@ -118,7 +118,7 @@ def near(scene: Scene) -> list[Entrant]:
 def _away(scene: Scene) -> list[Entrant]:
     pair = [libraries.find(name) for name in _PAIR]
     entrants = [lingering_keys.new_names(contestant, scene) for contestant in pair]
-    entrants += [single.reused_by(contestant, scene) for contestant in pair]
+    entrants += [single.entrants_of(contestant, scene)[0] for contestant in pair]
     entrants += lingering_keys.elsewhere(pair[0], scene)
     for entrant in entrants:
         entrant.workload += _AWAY

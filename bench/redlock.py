@@ -59,9 +59,7 @@ class Fleet:
 def open_fleet(kind: str, count: int) -> Iterator[Fleet]:
     """Start so many servers of a kind of `redislock_fast.server`."""
     with ExitStack() as closing:
-        started = [closing.enter_context(Server(kind)) for _ in range(count)]
-        with ExitStack() as inner:  # clients before servers
-            yield Fleet(started, inner)
+        yield Fleet([closing.enter_context(Server(kind)) for _ in range(count)], closing)
 
 
 class _Loop:

@@ -15,13 +15,13 @@ from typing import Any
 import redis
 
 from bench import contestants
-from bench.contention import figures, goals, tables
+from bench.contention import figures, goals
 from bench.contention.figures import Window
 from bench.contention.goals import GOALS, print_goals
 from bench.contention.window import WARM_UP_S, measure_windows, open_idle, open_window
 from bench.contention.workload import Workload
 from bench.contestants import BARE_SOCKETS, LEASE_S, OURS, REDIS_PY, AbsentError, Contestant, libraries
-from bench.measuring import arguments, report, servers
+from bench.measuring import arguments, columns, report, servers
 from bench.measuring.delay import delayed_url
 
 HELP = "many processes, threads or tasks that want the same locks: gaps, waits, fairness, costs"
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     title = report.title(server.name, rounds, seconds, options.rtt)
     result = {"title": title, "not_measured": absent, "results": rows}
     if options.idle:
-        report.print_rows(f"{title}; the lock stays held", tables.IDLE, rows, absent)
+        report.print_rows(f"{title}; the lock stays held", columns.IDLE, rows, absent)
         return result
     result["violations"] = sum(row["violations"] for row in rows)
     _print(result, options)
@@ -126,9 +126,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _print(result: Mapping[str, Any], options: argparse.Namespace) -> None:
     rows, absent = result["results"], result["not_measured"]
-    report.print_rows(result["title"], tables.SPEED, rows, {} if options.wide else absent, options.wide)
+    report.print_rows(result["title"], columns.SPEED, rows, {} if options.wide else absent, options.wide)
     if options.wide:
-        report.print_rows("costs and extremes", tables.COSTS, rows, absent)
+        report.print_rows("costs and extremes", columns.COSTS, rows, absent)
     if options.preset == "goals":
         print_goals("goals", GOALS, rows)
     print(f"two holders at a time: {result['violations'] or 'never'}")

@@ -15,8 +15,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from bench import contestants
-from bench.contention import tables
 from bench.contestants import LINGER_S, OURS, OURS_LINGERING, REDIS_PY, libraries
+from bench.measuring import columns
 from bench.measuring.report import Column, three_digits
 
 Rows = Sequence[Mapping[str, Any]]
@@ -91,8 +91,8 @@ def page(result: Mapping[str, Any], back: str | None = None) -> str:
         _section("How long an acquire takes", _ABOUT_WAITS, map(_waits, _by_workload(rows))),
         _section("Holders of the first lock", _ABOUT_HOLDERS.format(holders[0]["workload"]), map(_timeline, holders)),
         _section("All figures", _ABOUT_FIGURES, ()),
-        _table(tables.SPEED, rows),
-        _table(tables.COSTS, rows),
+        _table(columns.SPEED, rows),
+        _table(columns.COSTS, rows),
     ]
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
     head = f'<meta charset="utf-8">{viewport}<title>Locks under contention</title><style>{_STYLE}</style>'
@@ -103,9 +103,9 @@ def _section(title: str, about: str, charts: Iterable[str]) -> str:
     return f'<h2>{escape(title)}</h2><p>{escape(about)}</p><div class="charts">{"".join(charts)}</div>'
 
 
-def _table(columns: Sequence[Column], rows: Rows) -> str:
-    head = "".join(f"<th>{escape(column.heading)}</th>" for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(column.of(row))}</td>' for column in columns)}</tr>" for row in rows)
+def _table(chosen: Sequence[Column], rows: Rows) -> str:
+    head = "".join(f"<th>{escape(column.heading)}</th>" for column in chosen)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(column.of(row))}</td>' for column in chosen)}</tr>" for row in rows)
     return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -71,7 +70,7 @@ class _OurBatch:
         return sum(self._batch.release().values())
 
 
-def _ours(name: str, settings: Mapping[str, Any], lease_s: int) -> Contestant:
+def _ours(name: str, settings: Mapping[str, Any], lease_s: int, of_processes: tuple[str, ...] = ()) -> Contestant:
     import redislock_fast.asyncio  # noqa: PLC0415 - a child of `bench guard` has the package of another tree
 
     def maker(lock_class: Any) -> Callable[[Any, str], Any]:
@@ -80,11 +79,8 @@ def _ours(name: str, settings: Mapping[str, Any], lease_s: int) -> Contestant:
 
     makers = maker(redislock_fast.Lock), str, maker(redislock_fast.asyncio.Lock)
     batch = _OurBatch if hasattr(redislock_fast, "Locker") else None
-    return Contestant(name, redislock_fast.__version__, *makers, batch, linger_s=settings.get("linger", 0.0))
-
-
-def _half_lingering(lease_s: int) -> Contestant:
-    return replace(_ours(contestants.HALF_LINGERING, {}, lease_s), of_processes=(contestants.OURS_LINGERING, OURS))
+    others: dict[str, Any] = {"linger_s": settings.get("linger", 0.0), "of_processes": of_processes}
+    return Contestant(name, redislock_fast.__version__, *makers, batch, **others)
 
 
 def _python_redis_lock(lease_s: int) -> Contestant:
@@ -112,12 +108,13 @@ def _bare_sockets(lease_s: int) -> Contestant:
     return Contestant(contestants.BARE_SOCKETS, "-", make, make_async=make_async)
 
 
+_HALF = (contestants.OURS_LINGERING, OURS)
 _FACTORIES: dict[str, tuple[str, Callable[[int], Contestant]]] = {
     REDIS_PY: ("redis", _redis_py),
     OURS: ("redislock_fast", partial(_ours, OURS, {})),
     contestants.OURS_POLLING: ("redislock_fast", partial(_ours, contestants.OURS_POLLING, {"wait": "poll"})),
     contestants.OURS_LINGERING: ("redislock_fast", partial(_ours, contestants.OURS_LINGERING, {"linger": LINGER_S})),
-    contestants.HALF_LINGERING: ("redislock_fast", _half_lingering),
+    contestants.HALF_LINGERING: ("redislock_fast", partial(_ours, contestants.HALF_LINGERING, {}, of_processes=_HALF)),
     contestants.PYTHON_REDIS_LOCK: ("redis_lock", _python_redis_lock),
     contestants.POTTERY: ("pottery", _pottery),
     contestants.BARE_SOCKETS: ("redislock_fast", _bare_sockets),

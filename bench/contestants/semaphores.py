@@ -36,25 +36,17 @@ def find(name: str, lease_s: int = LEASE_S, limit: int = LIMIT) -> Contestant:
     if name == REDIS_SEMAPHORE and not find_spec("redis_semaphore"):
         raise AbsentError("not installed")
     rivals: dict[str, Any] = {
-        REDIS_SEMAPHORE: _RedisSemaphore,
+        REDIS_SEMAPHORE: _redis_semaphore,
         BLPOP_LIST: _BlpopList,
         LOCKS_IN_TURN: partial(_LocksInTurn, lease_s=lease_s),
     }
     return Contestant(name, "-", partial(rivals[name], limit=limit), limit=limit)
 
 
-class _RedisSemaphore:
-    """The library's, whose calls return other values than a lock's."""
+def _redis_semaphore(client: Any, name: str, limit: int) -> Any:
+    from redis_semaphore import Semaphore  # noqa: PLC0415 - optional
 
-    def __init__(self, client: Any, name: str, limit: int) -> None:
-        from redis_semaphore import Semaphore  # noqa: PLC0415 - optional
-
-        self._semaphore = Semaphore(client, limit, name)
-        self.release = self._semaphore.release
-
-    def acquire(self) -> bool:
-        self._semaphore.acquire()
-        return True
+    return Semaphore(client, limit, name)  # its `acquire` returns a token, which is never empty
 
 
 class _BlpopList:

@@ -11,12 +11,10 @@ import gc
 import math
 import secrets
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import redis
@@ -37,7 +35,6 @@ class Scene:
     url: str  # of the server
     prefix: str  # a name that is used for nothing else on the server; the names of all locks have it
     witness: redis.Redis  # a plain client that no contestant uses
-    folder: Path  # for files; it is removed after the race
     closing: ExitStack  # closes other resources after the race
 
 
@@ -82,13 +79,9 @@ class Entrant:
 def open_scene(url: str) -> Iterator[Scene]:
     """Open a scene, and delete the keys of its locks at the end."""
     prefix = f"bench:{secrets.token_hex(4)}"
-    with (
-        redis.Redis.from_url(url) as witness,
-        tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        ExitStack() as closing,
-    ):
+    with redis.Redis.from_url(url) as witness, ExitStack() as closing:
         closing.callback(delete_keys, witness, prefix)
-        yield Scene(url, prefix, witness, Path(folder), closing)
+        yield Scene(url, prefix, witness, closing)
 
 
 def race(entrants: Sequence[Entrant], rounds: int, seconds: float) -> None:

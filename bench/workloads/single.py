@@ -43,11 +43,6 @@ def entrants_of(contestant: Contestant, scene: Scene) -> list[Entrant]:
     ]
 
 
-def reused_by(contestant: Contestant, scene: Scene) -> Entrant:
-    """Make the row of a contestant whose lock is reused."""
-    return entrants_of(contestant, scene)[0]
-
-
 def pairs_of(acquire: Callable[[], bool], release: Callable[[], object], seconds: float) -> Sample:
     """Acquire and release a lock again and again. Raises `CheckFailedError` when it is not acquired."""
     pairs = 0

@@ -13,6 +13,7 @@ import csv
 import secrets
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def floor(wanted: str, scene: Scene) -> list[Entrant]:
     """
     host, port = address_of(scene.witness)
     commands = _Commands(scene.witness, scene.prefix)
-    program = compiled(_SOURCE, scene.folder)
+    program = compiled(_SOURCE, Path(scene.closing.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))))
     waiting = FLOORS[wanted]
     parts = (pack(*commands.acquire), commands.acquired, pack(*commands.release), _RELEASED)
 

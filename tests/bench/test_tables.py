@@ -9,8 +9,7 @@ import pytest
 pytest.importorskip("bench", reason="the bench is no part of the package")
 pytest.importorskip("rich", reason="what the bench prints its tables with")
 
-from bench.contention import tables
-from bench.measuring import columns as columns_of_pairs
+from bench.measuring import columns as all_columns
 from bench.measuring.report import Column, busy_share, print_rows
 
 LARGEST: dict[str, Any] = {
@@ -31,9 +30,9 @@ LARGEST: dict[str, Any] = {
     "jain": 1.0,
 }
 IN_80_COLUMNS = {
-    "throughput": (columns_of_pairs.MAIN, LARGEST),
-    "latency": (columns_of_pairs.LATENCY, {**LARGEST, "title": "redislock_fast", "workload": "64 threads"}),
-    "contention": (tables.SPEED, {**LARGEST, "title": "redislock_fast", "workload": "8 processes, 1/1"}),
+    "throughput": (all_columns.MAIN, LARGEST),
+    "latency": (all_columns.LATENCY, {**LARGEST, "title": "redislock_fast", "workload": "64 threads"}),
+    "contention": (all_columns.SPEED, {**LARGEST, "title": "redislock_fast", "workload": "8 processes, 1/1"}),
 }
 
 
