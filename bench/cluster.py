@@ -35,8 +35,7 @@ ABOUT = f"batches of {NAMES:,} names over {', '.join(map(str, PRIMARIES))} prima
 
 _SLOTS = 16_384
 _START_LIMIT_S = 30.0
-_ROUNDS = 10
-_SECONDS = 0.5
+_ROUNDS, _SECONDS = 10, 0.5
 
 _COLUMNS = (
     Column("each\naway", str, ("workload",)),

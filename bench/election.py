@@ -24,16 +24,11 @@ _KILLED_LEASE_S = 1
 
 
 class _Candidate:
-    """An election that runs in a thread of its own.
-
-    Attributes:
-        leads: set while it leads.
-        led_at: when its last term began.
-    """
+    """An election that runs in a thread of its own."""
 
     def __init__(self, url: str, name: str, closing: ExitStack) -> None:
-        self.leads = Event()
-        self.led_at = 0.0
+        self.leads = Event()  # while it leads
+        self.led_at = 0.0  # when its last term began
         self.election = Election(closing.enter_context(redis.Redis.from_url(url)), name, sleep=0.1)
         thread = Thread(target=self.election.run, args=(self._lead,))
         thread.start()

@@ -13,11 +13,13 @@ import argparse
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from bench.contestants import OURS, REDIS_PY, libraries
 from bench.measuring import arguments, columns, report, rounds, servers
 from bench.measuring.delay import delayed_url
+from bench.measuring.rounds import Entrant
 from bench.workloads import callers
 
 HELP = "locks on a server that is a round trip away: pairs per second, and how long an acquire takes"
@@ -48,19 +50,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             seconds = max(options.seconds, _LEAST_ROUND_TRIPS * rtt_ms / 1000)
             with delayed_url(scene.url, rtt_ms) as url:
                 delayed = replace(scene, url=url)
-                entrants = [
-                    callers.row(libraries.find(name), delayed, count, _workload(count, kind), _KINDS[kind])
-                    for kind in options.kinds
-                    for count in options.callers
-                    for name in (REDIS_PY, OURS)
-                ]
+                entrants: list[Entrant] = []
+                for kind, count, name in product(options.kinds, options.callers, (REDIS_PY, OURS)):
+                    workload = f"{count} {kind if count > 1 else kind[:-1]}"
+                    entrants.append(callers.row(libraries.find(name), delayed, count, workload, _KINDS[kind]))
                 rounds.race(entrants, options.rounds, seconds)
             of_rtt = [{**rounds.summary(entrant, entrants), "rtt_ms": rtt_ms} for entrant in entrants]
             title = report.title(server.name, options.rounds, seconds, rtt_ms)
             report.print_rows(title, columns.LATENCY, of_rtt, is_wide=options.wide)
             rows += of_rtt
     return {"server": server.name, "results": rows}
-
-
-def _workload(count: int, kind: str) -> str:
-    return f"{count} {kind if count > 1 else kind[:-1]}"

@@ -41,7 +41,7 @@ from bench.guard.counted import METRICS
 from bench.guard.workloads import OF_INTERPRETERS
 from bench.measuring import arguments, report
 from bench.measuring.rounds import Entrant, Sample, open_scene, race, summary
-from bench.workloads.callers import of_threads, open_crew
+from bench.workloads.callers import Crew, of_threads
 from redislock_fast.server import Server, find_binary, free_port
 
 HELP = "locks with what production turns on, beside plain ones: limits, renewal, metrics, a cluster, TLS; crowds"
@@ -51,8 +51,6 @@ _PREFIX = "bench:production"
 _REST = "rest"  # in the place of callers: the second table
 _CALLERS = {"1 thread": 1, "16 threads": 16, "64 threads": 64, "1 task": 1, "100 tasks": 100}
 _PLAIN = "plain"
-_Goals = tuple[float | None, ...]
-_NO_GOALS: _Goals = (None,) * len(_CALLERS)
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,7 @@ class Setting:
     place: str = "server"  # where its locks are, a key of what `open_places` yields
     options: Mapping[str, Any] | None = field(default_factory=dict)  # of our locks; None: its locks are redis-py's
     metrics: str | None = None  # our module that is installed while its locks are made
-    goals: _Goals = _NO_GOALS  # the least ratios, by `_CALLERS`; None for none
-
-    @property
-    def about(self) -> str:
-        """The two sides of the ratio."""
-        return f"{self.name} : {self.beside}"
+    goals: tuple[float | None, ...] = (None,) * len(_CALLERS)  # the least ratios, by `_CALLERS`; None for none
 
     def locks(self, client: Any, count: int, for_asyncio: bool) -> list[Any]:
         """The locks of so many callers."""
@@ -195,14 +188,14 @@ def _crew(
     client_class = module.RedisCluster if setting.place.endswith("cluster") else module.Redis
     client = client_class(**places[setting.place], max_connections=2 * count)
     locks = setting.locks(client, count, in_tasks)
-    return open_crew(client, locks, closing, asyncio.new_event_loop if in_tasks else None).measure
+    return Crew(client, locks, closing, asyncio.new_event_loop if in_tasks else None).measure
 
 
 def _row(setting: Setting, rates: _Rates, callers: Sequence[str]) -> list[str]:
     """The cells of a setting: its ratios, and the goals."""
     goals = dict(zip(_CALLERS, setting.goals, strict=True))
     base = next((peer for peer in (*SETTINGS, *_PEERS) if peer.name == setting.beside), setting)
-    cells = [setting.about]
+    cells = [f"{setting.name} : {setting.beside}"]
     for of in callers:
         own, other = (rates[of].get((one.name, one.place)) for one in (setting, base))
         goal = goals[of]
@@ -250,23 +243,18 @@ def open_places() -> Iterator[Mapping[str, Mapping[str, Any]]]:
         nodes = closing.enter_context(open_cluster("valkey", _PRIMARIES))
         places: dict[str, Mapping[str, Any]] = {
             "server": {"host": "127.0.0.1", "port": server.port},
-            "cluster": {"host": "127.0.0.1", "port": _port_of(nodes[0])},
+            "cluster": {"host": "127.0.0.1", "port": nodes[0].connection_pool.connection_kwargs["port"]},
         }
         folder = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         if find_binary("redis") is not None and _make_certificate(folder):  # the embedded server knows no TLS
             with_tls = closing.enter_context(Server("redis", _of_tls(folder)))
+            admin = closing.enter_context(redis.Redis(port=with_tls.port))
             tls_nodes = closing.enter_context(open_cluster("redis", _PRIMARIES, partial(_of_tls, folder)))
             trusted = {"host": "127.0.0.1", "ssl": True, "ssl_ca_certs": str(folder / "cert.pem")}
-            for place, port in (("tls", with_tls.port), ("tls cluster", _port_of(tls_nodes[0]))):
-                with redis.Redis(port=port) as admin:
-                    places[place] = {**trusted, "port": int(admin.config_get("tls-port")["tls-port"])}
+            for place, client in (("tls", admin), ("tls cluster", tls_nodes[0])):
+                places[place] = {**trusted, "port": int(client.config_get("tls-port")["tls-port"])}
             places["beside tls"] = {"host": "127.0.0.1", "port": with_tls.port}
         yield places
-
-
-def _port_of(client: Any) -> int:
-    port: int = client.connection_pool.connection_kwargs["port"]
-    return port
 
 
 def _of_tls(folder: Path) -> dict[str, str]:

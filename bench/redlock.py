@@ -13,8 +13,8 @@ import secrets
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -26,7 +26,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from bench.contestants import LEASE_S, OURS, POTTERY, REDIS_PY, CheckFailedError, pack
+from bench.contestants import LEASE_S, OURS, POTTERY, REDIS_PY, expect, pack
 from bench.contestants.bare import connected_to
 from bench.measuring import arguments, columns, report, rounds, servers
 from bench.measuring.rounds import REUSED, Entrant
@@ -53,13 +53,6 @@ class Fleet:
         retry = Retry(NoBackoff(), 0)
         clients = [redis.Redis(port=server.port, socket_timeout=_LIMIT_S, retry=retry) for server in self.servers]
         return [self.closing.enter_context(client) for client in clients]
-
-
-@contextmanager
-def open_fleet(kind: str, count: int) -> Iterator[Fleet]:
-    """Start so many servers of a kind of `redislock_fast.server`."""
-    with ExitStack() as closing:
-        yield Fleet([closing.enter_context(Server(kind)) for _ in range(count)], closing)
 
 
 class _Loop:
@@ -135,7 +128,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the tables, and return the figures."""
     kind = servers.CHOICES[options.server]
     names = [name for name in MAKERS if name != POTTERY or find_spec(POTTERY)]
-    with open_fleet(kind, options.count) as fleet:
+    with ExitStack() as closing:
+        fleet = Fleet([closing.enter_context(Server(kind)) for _ in range(options.count)], closing)
         entrants = [entrant(name, _make(fleet, name)) for name in names]
         rounds.race(entrants, options.rounds, options.seconds)
         rows = [rounds.summary(entrant, entrants) for entrant in entrants]
@@ -159,8 +153,7 @@ def entrant(name: str, lock: Any) -> Entrant:
     """Make the row of a contestant with this lock."""
 
     def check() -> None:
-        if not lock.acquire():
-            raise CheckFailedError("a free lock was not acquired")
+        expect(lock.acquire(), "a free lock was not acquired")
         lock.release()
 
     title = f"{name}, one by one" if name == REDIS_PY else None

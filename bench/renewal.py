@@ -11,8 +11,6 @@ failure.
 
 The third table has locks of tasks whose event loop is busy: half of the time, or once for two ttls. They are renewed by
 a thread, or by the loop itself (`auto_renew="loop"`). It has the acquire-release pairs of such a lock, too.
-
-What each option costs an uncontended pair is for `python -m bench production`.
 """
 
 from __future__ import annotations

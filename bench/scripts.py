@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis
 
-from bench.contestants import CheckFailedError
+from bench.contestants import expect
 from bench.measuring import arguments, report, servers
 from bench.measuring.report import Column
 from bench.measuring.rounds import percentile
@@ -58,28 +58,24 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     return {"server": server.name, "results": rows}
 
 
-class Story(NamedTuple):
-    """One row."""
-
-    script: str  # what is sent
-    queue: str  # what the queue is like
-    channels: int  # over how many channels the waiters are spread; 0: all are on the channel that has a listener
-    send: Callable[[redis.Redis], Any]  # sends the script once
+_Send = Callable[[redis.Redis], Any]
+"""Sends a script once."""
 
 
-def stories(waiters: int) -> list[Story]:
-    """All rows, with so many waiters."""
+def stories(waiters: int) -> list[tuple[str, str, int, _Send]]:
+    """All rows, with so many waiters: the script, what the queue is like, how many channels it has, what sends it.
+
+    With 0 channels, all waiters are on the channel that has a listener.
+    """
     dead = {"gone, of one process": 1, "gone, of a process each": waiters}
     all_kinds = {**dead, "there": 0}
-    scripts: list[tuple[str, dict[str, int], Callable[[redis.Redis], Any]]] = [
+    scripts: list[tuple[str, dict[str, int], _Send]] = [
         ("release", all_kinds, lambda client: _eval(client, PASS_ON, _held(client))),
         ("wait, lock is free", dead, _wait_for_free),
         ("wait, lock is held", all_kinds, _wait),
         ("leave", all_kinds, lambda client: _eval(client, LEAVE, _held(client), b"pass on")),
     ]
-    return [
-        Story(script, queue, channels, send) for script, kinds, send in scripts for queue, channels in kinds.items()
-    ]
+    return [(script, queue, channels, send) for script, kinds, send in scripts for queue, channels in kinds.items()]
 
 
 def _measure(client: redis.Redis, waiters: int, count: int) -> Iterator[dict[str, Any]]:
@@ -88,22 +84,21 @@ def _measure(client: redis.Redis, waiters: int, count: int) -> Iterator[dict[str
     with client.pubsub() as listener, report.progress(len(rows)) as step:  # type: ignore[no-untyped-call]
         listener.subscribe(_CHANNEL)
         listener.get_message(timeout=1)
-        for story in rows:
-            step(f"{story.script}, {story.queue}")
+        for script, queue, channels, send in rows:
+            step(f"{script}, {queue}")
             client.flushall()
-            _queue_up(client, waiters, story.channels)
-            times_us = sorted(_time_us(client, story) for _ in range(count))
+            _queue_up(client, waiters, channels)
+            times_us = sorted(_time_us(client, send) for _ in range(count))
             figures = {f"{name}_us": percentile(times_us, part) for name, part in _PARTS.items()}
-            yield {"script": story.script, "queue": story.queue, **figures}
+            yield {"script": script, "queue": queue, **figures}
             while listener.get_message(timeout=0) is not None:  # else the server drops a client that reads too slowly
                 pass
 
 
-def _time_us(client: redis.Redis, story: Story) -> int:
-    story.send(client)
+def _time_us(client: redis.Redis, send: _Send) -> int:
+    send(client)
     last = client.slowlog_get(1)[0]  # that of the script stands after those of its commands
-    if not last["command"].startswith(b"EVAL"):
-        raise CheckFailedError("the slow log does not have the script")
+    expect(last["command"].startswith(b"EVAL"), "the slow log does not have the script")
     return int(last["duration"])
 
 

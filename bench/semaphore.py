@@ -30,7 +30,7 @@ from bench.measuring import arguments, report, servers
 from bench.measuring.delay import delayed_url
 from bench.measuring.rounds import Entrant, Scene, open_scene, percentile, race
 from bench.production import open_places
-from bench.workloads.callers import open_crew
+from bench.workloads.callers import Crew
 from redislock_fast._protocol.keys import queue_keys
 
 HELP = "semaphores beside locks, redis-semaphore, a BLPOP list, locks tried in turn: each figure with its goal"
@@ -102,12 +102,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         found[row][contestant].append(figure)
 
     absent: dict[str, str] = {"pottery": "has no semaphore"}
-    rivals = []
-    for name in RIVALS:
-        try:
-            rivals.append(libraries.find(name).name)
-        except AbsentError as error:
-            absent[name] = str(error)
+    rivals = [rival.name for rival in libraries.find_all(RIVALS, absent)]
     measures = (_free, _elsewhere, _wanted, _server, _killed, _idle)
     with servers.open_server(options.server) as server, open_scene(server.url) as scene:
         for part, measure in zip(PARTS, measures, strict=True):
@@ -157,11 +152,11 @@ def _entrant(scene: Scene, name: str, workload: str, client: Any, count: int, cl
     """Make the row of so many callers: of one semaphore object, or of a lock, or a rival's, each."""
     contestant = libraries.find(OURS) if name == OURS else semaphores.find(name, limit=_SLOTS.get(name, _MANY_SLOTS))
     in_tasks = "task" in workload
-    make: Any = contestant.make_async if in_tasks else contestant.make
+    make = contestant.maker(in_tasks)
     shared = f"{scene.prefix}:{name}:{workload}"
     names = [f"{shared}:{number}" if name == OURS else shared for number in range(count)]
     locks = [make(client, shared)] * count if name == SEMAPHORE else [make(client, each) for each in names]
-    crew = open_crew(client, locks, closing, asyncio.new_event_loop if in_tasks else None)
+    crew = Crew(client, locks, closing, asyncio.new_event_loop if in_tasks else None)
     return Entrant(name, workload, crew.measure)
 
 

@@ -37,16 +37,13 @@ NAMES = (*_USUAL, contestants.OURS_LINGERING, contestants.HALF_LINGERING)
 _PROCESSES = (2, 8, 32, 64)
 _IDLE_S = 10.0
 
-Race = tuple[Workload, Sequence[str]]
-"""A workload and the names of its contestants."""
-
 
 @dataclass(frozen=True)
 class Plan:
     """The races to run, and the defaults of `--rounds` and `--seconds`."""
 
     about: str
-    races: Sequence[Race]
+    races: Sequence[tuple[Workload, Sequence[str]]]  # workloads, and the names of their contestants
     rounds: int = 3
     seconds: float = 3.0
 
@@ -99,7 +96,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     rounds, seconds = options.rounds or plan.rounds, options.seconds or plan.seconds
     lease_s = _IDLE_LEASE_S if options.idle else LEASE_S
     absent: dict[str, str] = {}
-    races = [(race[0], _field(race, lease_s, absent)) for race in plan.races]
+    races = [(of, libraries.find_all(names, absent, lease_s, of.tasks > 0)) for of, names in plan.races]
     with (
         servers.open_server(options.server) as server,
         delayed_url(server.url, options.rtt) as url,
@@ -132,22 +129,6 @@ def _print(result: Mapping[str, Any], options: argparse.Namespace) -> None:
     if options.preset == "goals":
         print_goals("goals", GOALS, rows)
     print(f"two holders at a time: {result['violations'] or 'never'}")
-
-
-def _field(race: Race, lease_s: int, absent: dict[str, str]) -> list[Contestant]:
-    """The contestants of a race that are available; the reason for each other one goes to `absent`."""
-    workload, names = race
-    field = []
-    for name in names:
-        try:
-            contestant = libraries.find(name, lease_s)
-            if workload.tasks and contestant.make_async is None:
-                raise AbsentError("no locks for asyncio")
-        except AbsentError as reason:
-            absent[name] = str(reason)
-        else:
-            field.append(contestant)
-    return field
 
 
 def _about(contestant: Contestant, workload: Workload) -> dict[str, Any]:

@@ -57,9 +57,8 @@ def print_goals(title: str, goals: Sequence[Goal], rows: Rows) -> None:
     for goal in goals:
         figure, own, base = goal.of(rows)
         bound = "-" if math.isnan(goal.bound) else f"{goal.sign} {three_digits(goal.bound)}"
-        cells.append(
-            (goal.about, goal.verdict(figure), *map(three_digits, (figure,)), bound, *map(three_digits, (own, base)))
-        )
+        is_, of, to = map(three_digits, (figure, own, base))
+        cells.append((goal.about, goal.verdict(figure), is_, bound, of, to))
     report.table(title, ("figure", "", "is", "goal", "of", ":"), cells, words=2)
 
 

@@ -24,7 +24,7 @@ import redis
 import redis.asyncio
 
 from bench.contention.workload import Workload
-from bench.contestants import CheckFailedError, Contestant, libraries
+from bench.contestants import CheckFailedError, Contestant, expect, libraries
 
 GRACE_S = 1.0
 """How long a worker that waits at the end of the time may still wait, in seconds."""
@@ -119,8 +119,7 @@ def _with_threads(assignment: Assignment, contestant: Contestant, appointment: C
     workers = assignment.workers(partial(contestant.make, client))
 
     def warm_up(worker: _Worker) -> None:
-        if not worker.own.acquire():
-            raise CheckFailedError(_NOT_HAD)
+        expect(worker.own.acquire(), _NOT_HAD)
         worker.own.release()
 
     pool = ThreadPoolExecutor(len(workers))
@@ -144,8 +143,7 @@ def _thread(worker: _Worker, start_s: float, end_s: float) -> None:
     sleep_until(start_s)
     while (asked_s := now()) < end_s:
         record((key, asked_s))
-        if not lock.acquire():
-            raise CheckFailedError(_NOT_HAD)
+        expect(lock.acquire(), _NOT_HAD)
         acquired_s = now()
         if hold_s:
             sleep(hold_s)
@@ -157,13 +155,11 @@ def _thread(worker: _Worker, start_s: float, end_s: float) -> None:
 
 
 async def _with_tasks(assignment: Assignment, contestant: Contestant, appointment: Callable[[], Any]) -> Report:
-    assert contestant.make_async
     client = redis.asyncio.Redis.from_url(assignment.url, **assignment.client_options)
-    workers = assignment.workers(partial(contestant.make_async, client))
+    workers = assignment.workers(partial(contestant.maker(for_asyncio=True), client))
 
     async def warm_up(worker: _Worker) -> None:
-        if not await worker.own.acquire():
-            raise CheckFailedError(_NOT_HAD)
+        expect(await worker.own.acquire(), _NOT_HAD)
         await worker.own.release()
 
     await asyncio.gather(*map(warm_up, workers))
@@ -185,8 +181,7 @@ async def _task(worker: _Worker, start_s: float, end_s: float) -> None:
     await sleep(max(0.0, start_s - now()))
     while (asked_s := now()) < end_s:
         record((key, asked_s))
-        if not await lock.acquire():
-            raise CheckFailedError(_NOT_HAD)
+        expect(await lock.acquire(), _NOT_HAD)
         acquired_s = now()
         if hold_s:
             await sleep(hold_s)

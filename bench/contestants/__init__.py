@@ -61,6 +61,13 @@ class Contestant:
     linger_s: float = 0.0  # how long a key may stay on the server after the release of its lock, in seconds
     of_processes: tuple[str, ...] = ()  # the contestants that processes are of, in turn; empty: all are of this one
 
+    def maker(self, for_asyncio: bool) -> Callable[[Any, str], Any]:
+        """What makes locks, for asyncio or not; raises `AbsentError` where there are none."""
+        make = self.make_async if for_asyncio else self.make
+        if make is None:
+            raise AbsentError("no locks for asyncio")
+        return make
+
     def name_for(self, process: int) -> str:
         """The contestant of a process, by the number of the process."""
         return self.of_processes[process % len(self.of_processes)] if self.of_processes else self.name

@@ -7,7 +7,7 @@ around them. A library that is not installed is left out: it is no error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -135,3 +135,19 @@ def find(name: str, lease_s: int = LEASE_S) -> Contestant:
     if not find_spec(package):
         raise AbsentError("not installed")
     return make(lease_s)
+
+
+def find_all(
+    names: Iterable[str], absent: dict[str, str], lease_s: int = LEASE_S, for_asyncio: bool = False
+) -> list[Contestant]:
+    """Find those that are there and have such locks; the reason for each other one goes to `absent`."""
+    found = []
+    for name in names:
+        try:
+            contestant = find(name, lease_s)
+            contestant.maker(for_asyncio)
+        except AbsentError as reason:
+            absent[name] = str(reason)
+        else:
+            found.append(contestant)
+    return found

@@ -19,7 +19,7 @@ from typing import Any
 
 import redislock_fast
 from bench.contestants import AbsentError
-from bench.guard.workloads import OF_INTERPRETERS, WORKLOADS, Site
+from bench.guard.workloads import OF_INTERPRETERS, WORKLOADS
 from bench.measuring import rounds
 from bench.measuring.rounds import Entrant, Sample
 
@@ -100,7 +100,7 @@ def main() -> None:
             try:
                 if name not in entrants:
                     make = OF_INTERPRETERS.get(name) or WORKLOADS[name].entrant
-                    entrants[name] = make(Site(scene, urls))
+                    entrants[name] = make(scene, urls)
                 sample = rounds.sample(entrants[name], seconds)
             except Exception as error:  # the tree lacks the workload, or fails in it
                 _write(error=str(error) or repr(error))

@@ -6,9 +6,8 @@ process (its addresses, its hash seed) do not count as a difference of the trees
 of the rounds. No ratio makes the command fail.
 
 `--instructions`: valgrind's callgrind counts the instructions of a process that does nothing else, once with few pairs,
-once with more. The difference is that of the pairs alone. It repeats to 0.5 % whatever else the machine does, so a
-change of 1 % is seen in minutes, where rounds of pairs per second need hours. A wait, a system call's work and a cache
-miss count nothing: two trees with equal counts may differ in speed.
+once with more. The difference is that of the pairs alone. A wait, a system call's work and a cache miss count nothing:
+two trees with equal counts may differ in speed.
 """
 
 from __future__ import annotations

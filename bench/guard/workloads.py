@@ -19,12 +19,8 @@ from bench.workloads import batches, callers, single
 _NAMES = 1000
 
 
-@dataclass(frozen=True)
-class Site:
-    """The surroundings of a child's measurement: the server of all workloads but Redlock, and those of Redlock."""
-
-    scene: Scene
-    urls: Sequence[str]
+Make = Callable[[Scene, Sequence[str]], Entrant]
+"""Makes what a child measures in a scene; the URLs are those of the servers of Redlock."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +28,15 @@ class Workload:
     """A row of the table."""
 
     about: str  # its title
-    entrant: Callable[[Site], Entrant]  # makes what a child measures
+    entrant: Make
     rounds: int = 60  # how many, unless the user says otherwise
     seconds: float = 0.06  # how long each tree is measured in a round
     warms_up: bool = True  # whether the first measurement of a child does not count
 
 
 def _contention(processes: int) -> Workload:
-    def entrant(site: Site) -> Entrant:
-        contestant, scene = libraries.find(OURS), site.scene
+    def entrant(scene: Scene, _: Sequence[str]) -> Entrant:
+        contestant = libraries.find(OURS)
         workload = Contention(processes, hold_ms=0, think_ms=0)
 
         def measure(seconds: float) -> Sample:
@@ -55,19 +51,17 @@ def _contention(processes: int) -> Workload:
     return Workload(f"{processes} processes, one key", entrant, 10, 1.0, warms_up=False)
 
 
-def _redlock(site: Site) -> Entrant:
+def _redlock(scene: Scene, urls: Sequence[str]) -> Entrant:
     from bench import redlock  # noqa: PLC0415 - it needs the package's Redlock, which an old tree may lack
     from redislock_fast import Redlock  # noqa: PLC0415
 
-    clients = [redis.Redis.from_url(url) for url in site.urls]
-    return redlock.entrant(OURS, Redlock(clients, site.scene.prefix, timeout=LEASE_S))
+    clients = [redis.Redis.from_url(url) for url in urls]
+    return redlock.entrant(OURS, Redlock(clients, scene.prefix, timeout=LEASE_S))
 
 
-def _of(
-    entrants_of: Callable[..., list[Entrant]], *choice: object, at: int = 0, contestant: str = OURS
-) -> Callable[[Site], Entrant]:
+def _of(entrants_of: Callable[..., list[Entrant]], *choice: object, at: int = 0, contestant: str = OURS) -> Make:
     """One of the rows that a workload makes for a contestant."""
-    return lambda site: entrants_of(libraries.find(contestant), site.scene, *choice)[at]
+    return lambda scene, _: entrants_of(libraries.find(contestant), scene, *choice)[at]
 
 
 WORKLOADS: Mapping[str, Workload] = {
@@ -83,7 +77,7 @@ WORKLOADS: Mapping[str, Workload] = {
 }
 """By the name that `--only` has for it."""
 
-OF_INTERPRETERS: Mapping[str, Callable[[Site], Entrant]] = {
+OF_INTERPRETERS: Mapping[str, Make] = {
     "16 threads": _of(callers.of_threads, (16,)),
     "100 threads": _of(callers.of_threads, (100,)),
     "16 threads of redis-py": _of(callers.of_threads, (16,), contestant=REDIS_PY),

@@ -41,17 +41,13 @@ def progress(total_steps: int) -> Iterator[Callable[[str], None]]:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total_steps)
-        shown = ""
-        begun = 0
+        bar.add_task("", total=total_steps, completed=-1)  # the first step begins with none done
+        (task,) = bar.tasks
 
         def step(stage: str) -> None:
-            nonlocal shown, begun
-            if not console.is_terminal and stage != shown:
+            if not console.is_terminal and stage != task.description:
                 say(stage)
-            shown = stage
-            bar.update(task, description=stage, completed=begun)
-            begun += 1
+            bar.update(task.id, description=stage, advance=1)
 
         yield step
 
@@ -86,9 +82,8 @@ def print_rows(
 ) -> None:
     """Print the columns of the rows, those that are wide only if wanted, and why names are absent from the table."""
     columns = [column for column in columns if is_wide or not column.is_wide]
-    table(
-        title, [column.heading for column in columns], [[column.of(row) for column in columns] for row in rows], words
-    )
+    cells = [[column.of(row) for column in columns] for row in rows]
+    table(title, [column.heading for column in columns], cells, words)
     for name, reason in (absent or {}).items():
         print(f"{name}: {reason}")
 

@@ -17,7 +17,6 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import redis
@@ -30,6 +29,9 @@ THREADS = (4, 16, 64)
 TASKS = (1, 10, 100, 1000)
 """The numbers of callers in `python -m bench throughput --mode threads` and `asyncio`; each is a row."""
 
+_PAIRS_PER_YIELD = 10  # a task whose locks are in memory never waits
+
+NewLoop = Callable[[], asyncio.AbstractEventLoop]
 _T = TypeVar("_T")
 
 
@@ -38,43 +40,28 @@ def of_threads(contestant: Contestant, scene: Scene, counts: Sequence[int] = THR
     return [row(contestant, scene, count, f"{count} threads") for count in counts]
 
 
-def of_tasks(
-    contestant: Contestant, scene: Scene, loop: str, counts: Sequence[int] = TASKS, pairs_per_yield: int = 0
-) -> list[Entrant]:
+def of_tasks(contestant: Contestant, scene: Scene, loop: str, counts: Sequence[int] = TASKS) -> list[Entrant]:
     """Make the rows of a contestant, one for each number of tasks, in a loop of the module "asyncio" or "uvloop".
 
-    `pairs_per_yield` is that of `take_turns_in_tasks`. Raises `AbsentError` without the module, or without locks for
-    asyncio.
+    Raises `AbsentError` without the module, or without locks for asyncio.
     """
     try:
         new_loop = importlib.import_module(loop).new_event_loop
     except ModuleNotFoundError:
         raise AbsentError(f"{loop} is not installed") from None
-    return [
-        row(contestant, scene, count, f"{count:,} task{'s' * (count > 1)}, {loop}", new_loop, pairs_per_yield)
-        for count in counts
-    ]
+    return [row(contestant, scene, count, f"{count:,} task{'s' * (count > 1)}, {loop}", new_loop) for count in counts]
 
 
-def row(
-    contestant: Contestant,
-    scene: Scene,
-    count: int,
-    workload: str,
-    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
-    pairs_per_yield: int = 0,
-) -> Entrant:
+def row(contestant: Contestant, scene: Scene, count: int, workload: str, new_loop: NewLoop | None = None) -> Entrant:
     """Make a row of so many tasks in a new loop, or threads without one; raises `AbsentError` without such locks."""
-    make: Any = contestant.make if new_loop is None else contestant.make_async
-    if make is None:
-        raise AbsentError("no locks for asyncio")
+    make = contestant.maker(new_loop is not None)
     client_name = f"{scene.prefix}:{secrets.token_hex(4)}"
     client_class = redis.Redis if new_loop is None else redis.asyncio.Redis
     # With the default of redis-py, 100 connections, the 101st of its tasks would fail.
     client: Any = client_class.from_url(scene.url, client_name=client_name, max_connections=count)
     names = [f"{scene.prefix}:{index}" for index in range(count)]
     keys = [contestant.key_of(name) for name in names]
-    crew = open_crew(client, [make(client, name) for name in names], scene.closing, new_loop, pairs_per_yield)
+    crew = Crew(client, [make(client, name) for name in names], scene.closing, new_loop)
 
     def is_there() -> bool:
         return is_left(lambda: scene.witness.exists(*keys), contestant.linger_s)
@@ -123,12 +110,8 @@ def take_turns(locks: Sequence[Any], seconds: float) -> Sample:
     return _sample([turns[:2] for turns in done], max(ended for *_, ended in done) - began_all)
 
 
-async def take_turns_in_tasks(locks: Sequence[Any], seconds: float, pairs_per_yield: int = 0) -> Sample:
-    """As `take_turns`, in a task for each lock.
-
-    A task lets the others run after `pairs_per_yield` pairs: locks that are acquired without a wait would not. 0: it
-    relies on its waits.
-    """
+async def take_turns_in_tasks(locks: Sequence[Any], seconds: float) -> Sample:
+    """As `take_turns`, in a task for each lock, which lets the others run now and then."""
 
     async def work(lock: Any) -> tuple[array[float], array[float]]:
         acquires_s, releases_s = array("d"), array("d")
@@ -143,7 +126,7 @@ async def take_turns_in_tasks(locks: Sequence[Any], seconds: float, pairs_per_yi
             now = time.perf_counter()
             acquires_s.append(acquired - began)
             releases_s.append(now - acquired)
-            if pairs_per_yield and not len(acquires_s) % pairs_per_yield:
+            if not len(acquires_s) % _PAIRS_PER_YIELD:
                 await asyncio.sleep(0)
                 now = time.perf_counter()
         return acquires_s, releases_s
@@ -163,19 +146,25 @@ def _sample(of_callers: Iterable[tuple[array[float], array[float]]], seconds: fl
     return Sample(len(pairs_s) / seconds, acquires_s + releases_s, acquires_s, pairs_s, len(pairs_s))
 
 
-@dataclass(frozen=True)
 class Crew:
-    """Callers, each with a lock of its own: tasks of a loop, or threads where there is none."""
+    """Callers, each with a lock of its own: tasks of a new loop, or threads where there is none.
 
-    locks: Sequence[Any]
-    loop: asyncio.AbstractEventLoop | None
-    pairs_per_yield: int  # of tasks: as `take_turns_in_tasks` takes it
+    Their client, which nobody else uses, is closed in the end, and so is the loop.
+    """
+
+    def __init__(self, client: Any, locks: Sequence[Any], closing: ExitStack, new_loop: NewLoop | None = None) -> None:
+        self.locks = locks
+        self.loop = new_loop and new_loop()
+        if self.loop is None:
+            closing.callback(client.close)
+        else:
+            closing.callback(close_loop, self.loop, client)
 
     def measure(self, seconds: float) -> Sample:
         """Acquire and release the locks for some seconds."""
         if self.loop is None:
             return take_turns(self.locks, seconds)
-        return self.loop.run_until_complete(take_turns_in_tasks(self.locks, seconds, self.pairs_per_yield))
+        return self.loop.run_until_complete(take_turns_in_tasks(self.locks, seconds))
 
     def beside(self, look: Callable[[], _T]) -> _T:
         """Call a function beside the loop, which gives back keys that linger."""
@@ -204,22 +193,6 @@ class Crew:
         found = look()
         await asyncio.gather(*(lock.release() for lock in self.locks))
         return found
-
-
-def open_crew(
-    client: Any,
-    locks: Sequence[Any],
-    closing: ExitStack,
-    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
-    pairs_per_yield: int = 0,
-) -> Crew:
-    """Make the crew of these locks, whose client, of its own, is closed in the end, and with it a new loop."""
-    loop = new_loop and new_loop()
-    if loop is None:
-        closing.callback(client.close)
-    else:
-        closing.callback(close_loop, loop, client)
-    return Crew(locks, loop, pairs_per_yield)
 
 
 def close_loop(loop: asyncio.AbstractEventLoop, client: Any) -> None:

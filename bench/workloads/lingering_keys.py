@@ -14,7 +14,7 @@ import itertools
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from typing import Any
@@ -43,7 +43,7 @@ def new_names(contestant: Contestant, scene: Scene) -> Entrant:
     client, rival_client = redis.Redis.from_url(scene.url), redis.Redis.from_url(scene.url)
     key_of, linger_s, witness = contestant.key_of, contestant.linger_s, scene.witness
     prefix = f"{scene.prefix}:{contestant.name}"
-    names = _numbered(prefix)
+    names = (f"{prefix}:{number}" for number in itertools.count())
 
     def measure(seconds: float) -> Sample:
         locks = (contestant.make(client, name) for name in names)
@@ -84,7 +84,7 @@ class _Crew:
     def __init__(self, contestant: Contestant, scene: Scene) -> None:
         self._scene = scene
         self._make = partial(contestant.make, redis.Redis.from_url(scene.url))
-        self._names = _numbered(f"{scene.prefix}:kept")
+        self._names = (f"{scene.prefix}:kept:{number}" for number in itertools.count())
         other = ProcessPoolExecutor(1, _processes, signal.signal, (signal.SIGINT, signal.SIG_IGN))  # the bench ends it
         self._elsewhere = scene.closing.enter_context(other)
 
@@ -121,10 +121,6 @@ class _Crew:
     def _use(self, names: Sequence[str]) -> list[bool]:
         """Have the other process acquire and release locks. Returns which it could acquire."""
         return self._elsewhere.submit(_use, self._scene.url, names).result(_ANSWERING_S)
-
-
-def _numbered(prefix: str) -> Iterator[str]:
-    return (f"{prefix}:{number}" for number in itertools.count())
 
 
 _client_of = cache(redis.Redis.from_url)

@@ -5,6 +5,7 @@ Rules: on a real server, for a moment: the figures mean nothing here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -68,9 +69,8 @@ def test_processes_with_and_without_linger_exclude_one_another(valkey: Server) -
     contestant = libraries.find(HALF_LINGERING)
     with redis.Redis.from_url(valkey.url) as witness:
         window = open_window(valkey.url, witness, contestant, LEASE_S, Workload(2), 0.1)
-    of_window = figures.figures(window)
-    assert of_window["violations"] == 0
-    assert of_window["acquisitions"] > 0
+    assert figures.figures(window)["violations"] == 0
+    assert figures.holds_of(window.records)[0][0].acquired_s < math.inf  # in the warm-up, if not later
 
 
 def test_a_key_may_stay_for_as_long_as_it_lingers(scene: Scene) -> None:
