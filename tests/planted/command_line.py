@@ -84,8 +84,8 @@ FAULTS = (
     Fault(
         "command goes on without its permit",
         "_cli/run.py",
-        "on_lost=guard.note_loss,\n    )\n    try:\n        with signals.interrupting():\n            return semaphore",
-        "on_lost=None,\n    )\n    try:\n        with signals.interrupting():\n            return semaphore",
+        "arguments.limit, **_terms(arguments, guard))",
+        "arguments.limit, **{**_terms(arguments, guard), 'on_lost': None})",
         "tests/integration/cli/test_run.py::test_command_is_ended_where_the_permit_is_lost",
     ),
     Fault(

@@ -8,11 +8,10 @@ import shlex
 import sys
 from typing import Any
 
-from redislock_fast._cli.connecting import add_connection, client_of
+from redislock_fast._cli.connecting import add_query, client_of
 from redislock_fast._cli.exits import CommandError, Exit
 from redislock_fast._cli.looking import look_at
-from redislock_fast._cli.parsing import CommandParser
-from redislock_fast._cli.printing import add_json, holder_text, print_json, text_of
+from redislock_fast._cli.printing import holder_text, print_json, text_of
 from redislock_fast._procedures.breaking import Broken, breaking
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast.inspection import LockReport
@@ -22,16 +21,11 @@ __all__ = ["add_to"]
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: CommandParser = commands.add_parser(
-        "break", help="take a lock or a permit from one certain holder, and hand it over to the first waiter"
-    )
+    about = "take a lock or a permit from one certain holder, and hand it over to the first waiter"
+    parser = add_query(commands, "break", about, _break, "the lock or the semaphore")
     parser.usage = "redislock break [OPTIONS] NAME --token-id ID"
-    add_connection(parser)
-    parser.add_argument("name", metavar="NAME", help="the lock or the semaphore")
     parser.add_argument("--token-id", metavar="ID", help="the token id of the holder, as `ls` and `show` print it")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    add_json(parser)
-    parser.set_defaults(command=_break)
 
 
 def _break(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     Client: TypeAlias = "redis.Redis | redis.RedisCluster"
 
-__all__ = ["add_connection", "client_of", "servers_of"]
+__all__ = ["add_connection", "add_query", "client_of", "servers_of"]
 
 _LOCAL = "redis://localhost:6379/0"
 _SENTINEL_PORT = 26379
@@ -50,6 +51,27 @@ def add_connection(parser: CommandParser) -> None:
     """Give a command the options that say which server it talks to. Its `usage_code` is set before."""
     parser.add_argument("--url", help=f"the server's URL; by default $REDISLOCK_URL, or {_LOCAL}")
     parser.set_defaults(usage_code=parser.usage_code)
+
+
+def add_query(
+    commands: Any, command: str, about: str, run: Callable[[argparse.Namespace], int], name: str | None = None
+) -> CommandParser:
+    """Add a command that asks a server, and prints the answer in words or as JSON.
+
+    Args:
+        commands: the parsers of commands.
+        command: its name.
+        about: its help.
+        run: runs it.
+        name: what its argument NAME is; None where it has none.
+    """
+    parser: CommandParser = commands.add_parser(command, help=about)
+    add_connection(parser)
+    if name is not None:
+        parser.add_argument("name", metavar="NAME", help=name)
+    parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
+    parser.set_defaults(command=run)
+    return parser
 
 
 def client_of(arguments: argparse.Namespace) -> Client:

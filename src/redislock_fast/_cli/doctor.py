@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from redislock_fast._cli.connecting import add_connection, client_of
+from redislock_fast._cli.connecting import add_query, client_of
 from redislock_fast._cli.exits import Exit, say
-from redislock_fast._cli.parsing import CommandParser
-from redislock_fast._cli.printing import add_json, print_json, table
+from redislock_fast._cli.printing import print_json, table
 from redislock_fast._cli.probing import FENCE, PERMITS, QUEUE, SCRIPTS, SEEN, TIDY, Probes
 from redislock_fast._pipe.impl import implementation
 from redislock_fast._version import __version__
@@ -46,17 +45,13 @@ class Feature:
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: CommandParser = commands.add_parser(
-        "doctor", help="tell how locks will work on this server, and what its user must be granted"
-    )
-    add_connection(parser)
+    about = "tell how locks will work on this server, and what its user must be granted"
+    parser = add_query(commands, "doctor", about, _examine)
     parser.add_argument(
         "--prefix",
         default=_PREFIX,
         help="how the names of your locks begin: rights are tried on such a name (default: %(default)s)",
     )
-    add_json(parser)
-    parser.set_defaults(command=_examine)
 
 
 def _examine(arguments: argparse.Namespace) -> int:

@@ -10,22 +10,17 @@ from dataclasses import asdict
 from typing import Any
 
 from redislock_fast import Election, Leader
-from redislock_fast._cli.connecting import add_connection, client_of
+from redislock_fast._cli.connecting import add_query, client_of
 from redislock_fast._cli.exits import Exit
-from redislock_fast._cli.parsing import CommandParser
-from redislock_fast._cli.printing import add_json, print_json, seconds_text, text_of
+from redislock_fast._cli.printing import print_json, seconds_text, text_of
 
 __all__ = ["add_to"]
 
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: CommandParser = commands.add_parser("leader", help="show which process leads, in an election")
-    add_connection(parser)
-    parser.add_argument("name", metavar="NAME", help="the election")
+    parser = add_query(commands, "leader", "show which process leads, in an election", _show, "the election")
     parser.add_argument("--watch", action="store_true", help="print each new leader, until Ctrl-C")
-    add_json(parser)
-    parser.set_defaults(command=_show)
 
 
 def _show(arguments: argparse.Namespace) -> int:

@@ -7,10 +7,9 @@ import os
 from typing import Any
 
 from redislock_fast import Semaphore
-from redislock_fast._cli.connecting import add_connection, client_of
+from redislock_fast._cli.connecting import add_query, client_of
 from redislock_fast._cli.exits import Exit
-from redislock_fast._cli.parsing import CommandParser
-from redislock_fast._cli.printing import add_json, print_json, text_of
+from redislock_fast._cli.printing import print_json, text_of
 from redislock_fast._cli.scanning import positive_int
 from redislock_fast._protocol.keys import permit_keys
 
@@ -21,11 +20,8 @@ _NONE = "none"
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: CommandParser = commands.add_parser(
-        "limit", help="show or set how many may hold a semaphore, whatever limit its callers have"
-    )
-    add_connection(parser)
-    parser.add_argument("name", metavar="NAME", help="the semaphore")
+    about = "show or set how many may hold a semaphore, whatever limit its callers have"
+    parser = add_query(commands, "limit", about, _run, "the semaphore")
     parser.add_argument(
         "limit",
         metavar="N",
@@ -33,8 +29,6 @@ def add_to(commands: Any) -> None:
         type=_limit,
         help=f"the limit from now on; '{_NONE}': as many as each caller says. Without it, the limit is shown",
     )
-    add_json(parser)
-    parser.set_defaults(command=_run)
 
 
 def _limit(text: str) -> int | str:

@@ -7,19 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from redislock_fast._cli.connecting import add_connection, client_of, servers_of
+from redislock_fast._cli.connecting import add_query, client_of, servers_of
 from redislock_fast._cli.exits import Exit, say
-from redislock_fast._cli.parsing import CommandParser
-from redislock_fast._cli.printing import (
-    add_json,
-    holder_text,
-    permits_text,
-    print_json,
-    seconds_text,
-    state_text,
-    table,
-    text_of,
-)
+from redislock_fast._cli.printing import holder_text, permits_text, print_json, seconds_text, state_text, table, text_of
 from redislock_fast._cli.scanning import Row, Scan, add_budget
 
 __all__ = ["add_to"]
@@ -27,11 +17,7 @@ __all__ = ["add_to"]
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: CommandParser = commands.add_parser("ls", help="list the locks and the semaphores that are held")
-    add_connection(parser)
-    add_budget(parser)
-    add_json(parser)
-    parser.set_defaults(command=_list)
+    add_budget(add_query(commands, "ls", "list the locks and the semaphores that are held", _list))
 
 
 def _list(arguments: argparse.Namespace) -> int:

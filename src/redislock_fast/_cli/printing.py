@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from redislock_fast._protocol.report import Participant
 
-__all__ = ["add_json", "holder_text", "permits_text", "print_json", "seconds_text", "state_text", "table", "text_of"]
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Give a command the option to print JSON."""
-    parser.add_argument("--json", action="store_true", help="print JSON, one object a line")
+__all__ = ["holder_text", "permits_text", "print_json", "seconds_text", "state_text", "table", "text_of"]
 
 
 def print_json(value: Any) -> None:

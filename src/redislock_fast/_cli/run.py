@@ -171,30 +171,13 @@ def _acquired(client: Client, arguments: argparse.Namespace, signals: Signals, g
 def _acquired_with(
     fencing: bool, client: Client, arguments: argparse.Namespace, signals: Signals, guard: Guard
 ) -> Lock | None:
-    lock = Lock(
-        client,
-        arguments.name,
-        timeout=arguments.ttl_s,
-        blocking=arguments.wait_s != 0,
-        blocking_timeout=arguments.wait_s or None,
-        thread_local=False,
-        auto_renew=True,
-        on_lost=guard.note_loss,
-        fencing=fencing,
-    )
+    terms = _terms(arguments, guard)
+    lock = Lock(client, arguments.name, thread_local=False, auto_renew=True, fencing=fencing, **terms)
     return lock if acquired(lock, f"the lock {lock.name!r}", signals) else None
 
 
 def _acquired_permit(client: Client, arguments: argparse.Namespace, signals: Signals, guard: Guard) -> Permit | None:
-    semaphore = Semaphore(
-        client,
-        arguments.name,
-        arguments.limit,
-        timeout=arguments.ttl_s,
-        blocking=arguments.wait_s != 0,
-        blocking_timeout=arguments.wait_s or None,
-        on_lost=guard.note_loss,
-    )
+    semaphore = Semaphore(client, arguments.name, arguments.limit, **_terms(arguments, guard))
     try:
         with signals.interrupting():
             return semaphore.acquire()
@@ -202,6 +185,12 @@ def _acquired_permit(client: Client, arguments: argparse.Namespace, signals: Sig
         with contextlib.suppress(RedisError):  # mostly, it has none
             semaphore.release()
         raise
+
+
+def _terms(arguments: argparse.Namespace, guard: Guard) -> dict[str, Any]:
+    """The parameters that a lock and a semaphore share."""
+    waits = {"blocking": arguments.wait_s != 0, "blocking_timeout": arguments.wait_s or None}
+    return {"timeout": arguments.ttl_s, "on_lost": guard.note_loss, **waits}
 
 
 def _refusal_of_permit(client: Client, name: str) -> str:

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from redislock_fast._cli.connecting import add_connection, client_of
+from redislock_fast._cli.connecting import add_query, client_of
 from redislock_fast._cli.exits import Exit
 from redislock_fast._cli.looking import PermitReport, look_at
-from redislock_fast._cli.parsing import CommandParser
-from redislock_fast._cli.printing import add_json, holder_text, print_json, seconds_text, state_text, text_of
+from redislock_fast._cli.printing import holder_text, print_json, seconds_text, state_text, text_of
 from redislock_fast.inspection import LockReport, Participant
 
 __all__ = ["add_to"]
@@ -20,13 +19,8 @@ __all__ = ["add_to"]
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: CommandParser = commands.add_parser(
-        "show", help="show who holds a lock or a semaphore, and who waits for it"
-    )
-    add_connection(parser)
-    parser.add_argument("name", metavar="NAME", help="the lock or the semaphore")
-    add_json(parser)
-    parser.set_defaults(command=_show)
+    about = "show who holds a lock or a semaphore, and who waits for it"
+    add_query(commands, "show", about, _show, "the lock or the semaphore")
 
 
 def _show(arguments: argparse.Namespace) -> int:

@@ -14,18 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._cli.connecting import add_connection, client_of, servers_of
+from redislock_fast._cli.connecting import add_query, client_of, servers_of
 from redislock_fast._cli.exits import Exit
-from redislock_fast._cli.parsing import CommandParser
-from redislock_fast._cli.printing import (
-    add_json,
-    holder_text,
-    permits_text,
-    print_json,
-    state_text,
-    table,
-    text_of,
-)
+from redislock_fast._cli.printing import holder_text, permits_text, print_json, state_text, table, text_of
 from redislock_fast._cli.scanning import Row, Scan, add_budget, positive_int
 from redislock_fast._protocol.keys import fence_key
 
@@ -65,8 +56,7 @@ class _Seen:
 
 def add_to(commands: Any) -> None:
     """Add the command to the parsers of commands."""
-    parser: CommandParser = commands.add_parser("top", help="watch the most contended locks and semaphores")
-    add_connection(parser)
+    parser = add_query(commands, "top", "watch the most contended locks and semaphores", _watch)
     add_budget(parser)
     parser.add_argument(
         "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="between two looks (default: %(default)s)"
@@ -75,8 +65,6 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--most", type=positive_int, default=20, metavar="LOCKS", help="show so many at most (default: %(default)s)"
     )
-    add_json(parser)
-    parser.set_defaults(command=_watch)
 
 
 def _seconds(text: str) -> float:
