@@ -36,11 +36,7 @@ _FORMS = (
 )
 
 _CREDENTIALS = {"REDISLOCK_USERNAME": "username", "REDISLOCK_PASSWORD": "password"}
-_TLS = {
-    "REDISLOCK_CA_CERTS": "ssl_ca_certs",
-    "REDISLOCK_CERTFILE": "ssl_certfile",
-    "REDISLOCK_KEYFILE": "ssl_keyfile",
-}
+_TLS = {"REDISLOCK_CA_CERTS": "ssl_ca_certs", "REDISLOCK_CERTFILE": "ssl_certfile", "REDISLOCK_KEYFILE": "ssl_keyfile"}
 """Which setting of redis-py each variable of the environment is. It counts more than the URL."""
 
 _PATIENCE = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}

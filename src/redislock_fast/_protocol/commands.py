@@ -10,11 +10,7 @@ import hiredis
 from redislock_fast._pipe.base import Args, Malformed, Reply
 from redislock_fast._protocol.capabilities import Capabilities, native_release
 from redislock_fast._protocol.keys import queue_keys
-from redislock_fast._protocol.operation import (
-    Refused,
-    TokenOperation,
-    is_verdict,
-)
+from redislock_fast._protocol.operation import Refused, TokenOperation, is_verdict
 from redislock_fast._protocol.scripts import EXTEND, PASS_ON, REACQUIRE, RELEASE
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with, is_ours, is_permit
 

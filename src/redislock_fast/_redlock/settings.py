@@ -173,24 +173,23 @@ class RedlockSettings:
         return self.local
 
     def _held(self) -> Owner:
-        """The owner whose lock the caller may use. A forked child holds nothing of its parent's."""
-        if self._local is not threading.local:
-            self._adapt_to_patch()
-        if self._generation != fork.generation():
-            self._own_nothing()
-        self._follow_pools()
-        owner: Owner = self.local.held()
+        """The owner whose lock the caller may use."""
+        owner: Owner = self._present_owners().held()
         return owner
 
     def _mine(self) -> Owner:
         """The owner in which the caller's acquire is noted."""
+        owner: Owner = self._present_owners().mine()
+        return owner
+
+    def _present_owners(self) -> Any:
+        """The owners after a patch, or in a forked child, which holds nothing of its parent's."""
         if self._local is not threading.local:
             self._adapt_to_patch()
         if self._generation != fork.generation():
             self._own_nothing()
         self._follow_pools()
-        owner: Owner = self.local.mine()
-        return owner
+        return self.local
 
     # ---- copying ----
 

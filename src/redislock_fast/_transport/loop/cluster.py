@@ -146,10 +146,7 @@ class LoopClusterTransport(LoopServerTransport):
             node.note_closing()
 
     async def execute(
-        self,
-        operation: Operation,
-        limit_s: float | None = None,
-        unanswered: list[AsyncConnection] | None = None,
+        self, operation: Operation, limit_s: float | None = None, unanswered: list[AsyncConnection] | None = None
     ) -> None:
         """Drive an operation until it is finished, at the node that has its slot; see `LoopServerTransport.execute`."""
         tidies = unanswered is None

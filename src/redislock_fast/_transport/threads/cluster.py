@@ -233,12 +233,7 @@ class ThreadClusterTransport(ThreadServerTransport):
         if node is not None and not self.is_entered:
             node.begin_part(node_request)
 
-    def run(
-        self,
-        operation: Exchange,
-        limit_s: float | None,
-        unanswered: list[Connection],
-    ) -> None:
+    def run(self, operation: Exchange, limit_s: float | None, unanswered: list[Connection]) -> None:
         """Drive an operation at the node that has its slot; see `ThreadServerTransport.run`."""
         route = Route(operation, limit_s, self._retry)
         if self.cleanup.pending:
