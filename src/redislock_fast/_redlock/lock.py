@@ -193,15 +193,14 @@ class RedlockBase(RedlockSettings):
         threads. The other parameters are those of `acquire`.
         """
         options = self._options
+        attempting = self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
         majority: MajorityLease | None
         if options is None:
-            majority = yield from self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
+            majority = yield from attempting
         elif reenter(self, owner):
             return True
         else:
-            majority = yield from self._attempting_on_options(
-                options, owner, sleep, blocking, blocking_timeout, attempts, task
-            )
+            majority = yield from self._attempting_on_options(options, owner, attempting, task)
         if majority is None:
             return False
         new_standing_of(owner).majority = majority
@@ -209,22 +208,15 @@ class RedlockBase(RedlockSettings):
         return True
 
     def _attempting_on_options(
-        self,
-        options: Options,
-        owner: Owner,
-        sleep: float | None,
-        blocking: bool | None,
-        blocking_timeout: float | None,
-        attempts: list[AcquireRound],
-        task: asyncio.Task[object] | None,
+        self, options: Options, owner: Owner, attempting: Steps, task: asyncio.Task[object] | None
     ) -> Steps:
-        """`_attempting`, which begins the lease and reports the outcome. Returns the lease or None."""
+        """`_attempting`, with the beginning of the lease and a report of the outcome. Returns the lease or None."""
         if options.adaptive is not None:
             self._set_ttl(options.adaptive.ttl_ms(self._name))
         asked_at = clock()
         try:
             with options.guarded():
-                majority = yield from self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
+                majority = yield from attempting
             if majority is not None:
                 self._begin(options, owner, majority, asked_at, task)
         except BaseException as error:
