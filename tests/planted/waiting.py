@@ -11,6 +11,16 @@ _WAITERS = "tests/unit/queue/test_waiters.py::"
 
 FAULTS = (
     Fault(
+        "attempt asks a holder of another library to give the key up",
+        "_util/tokens.py",
+        "return token[_KIND] == LISTENS and is_ours(token)",
+        "return token[_KIND] == LISTENS",
+        (
+            "tests/integration/waiting/test_mixed.py::"
+            "test_attempt_that_does_not_wait_sends_one_command_while_redis_py_holds_the_lock[threads-valkey-1]"
+        ),
+    ),
+    Fault(
         "lock that changes while the watch is armed is not read again",
         "_queue/waiting.py",
         "                if watches and watch.value != wait.value:\n                    continue\n",

@@ -15,7 +15,7 @@ from redislock_fast._protocol.queue import AskHolder
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._queue.reporting import reporting
 from redislock_fast._util.times import clock
-from redislock_fast._util.tokens import is_ours, listens, token_id_of, without_flag
+from redislock_fast._util.tokens import listens, token_id_of, without_flag
 
 __all__ = ["Broken", "breaking"]
 
@@ -54,7 +54,7 @@ def breaking(key: bytes, token_id: str) -> Steps:
     if not token or token_id_of(token) != token_id:
         return None
     remains_s = 0.0
-    if is_ours(token) and listens(token):
+    if listens(token):
         left = yield from _ask_holder(key, token)
         if left is not None:
             return left

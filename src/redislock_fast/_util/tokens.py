@@ -151,8 +151,8 @@ def is_of_connection(identifier: bytes) -> bool:
 
 
 def listens(token: bytes) -> bool:
-    """Whether the holder of a token that `is_ours` hears the messages of waiters that want the lock."""
-    return token[_KIND] == LISTENS
+    """Whether the token's holder listens for messages of waiters that want the lock."""
+    return token[_KIND] == LISTENS and is_ours(token)
 
 
 def is_permit(token: bytes) -> bool:

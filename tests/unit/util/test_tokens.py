@@ -36,8 +36,11 @@ def test_token_tells_its_connection_and_whether_its_holder_listens(hears: bool) 
     token = source.new_token(LISTENS if hears else PLAIN)
     assert (TOKEN_BYTES, True) == (len(token), is_ours(token))
     assert (source.identifier, hears) == (identifier_of(token), listens(token))
-    value = token + CONTENDED_FLAG
-    assert (source.identifier, hears) == (identifier_of(value), listens(value))
+    assert source.identifier == identifier_of(token + CONTENDED_FLAG)
+
+
+def test_holder_with_a_token_of_another_library_does_not_listen() -> None:
+    assert not any(listens(b"%s1%s" % (b"a" * 15, b"b" * length)) for length in (16, 20))
 
 
 @pytest.mark.parametrize("of_connection", [False, True])
