@@ -53,6 +53,7 @@ class Candidate:
     Attributes:
         election: its object.
         stand: the term for which `on_started` was called, and `on_stopped` was not.
+        looks_anew: how often it has begun to look for leaders.
     """
 
     def __init__(self, simulation: Simulation, site: Site, number: int) -> None:
@@ -64,6 +65,7 @@ class Candidate:
         self.is_stopped = False
         self._by_block = simulation.dice.random() < 0.2
         self.last_seen = 0
+        self.looks_anew = 0
         client: Any = site.transport
         watches = simulation.dice.random() < 0.3
         self.election: Election = site.loop.run(
@@ -112,6 +114,7 @@ class Candidate:
                     async with self.election.term() as term:
                         await self._lead(term)
                 else:
+                    self.looks_anew += self.election._on_new_leader is not None
                     await self.election.run(self._lead)
             except (Trouble, LockError, WorkFailed, asyncio.CancelledError) as error:
                 simulation.world.tell(self.name, "goes on after", type(error).__name__, str(error))
@@ -157,7 +160,10 @@ class Observer:
 
     Attributes:
         last: the last term that it has seen.
+        looks_anew: as of a `Candidate`.
     """
+
+    looks_anew = 1
 
     def __init__(self, simulation: Simulation, site: Site) -> None:
         self.simulation = simulation

@@ -419,10 +419,11 @@ class Simulation:
                 renewer = site.loop.run(partial(renewer_of, transport))
                 if renewer._timer is not None or any(renewer._schedule._due.values()):
                     self.fail(f"{site.process.name} still has something to renew")
-        looks = len(self.observers) + sum(one.election._on_new_leader is not None for one in self.waiters)
-        looks *= 4 + 4 * self._seen + self.world.now_us // 15_000_000
-        if self.calm and self._looks > looks + len(self.observers):
-            self.fail(f"{self._looks} looks for {self._seen} leaders, and {looks} would have done")
+        watchers = [one for one in self._all if one.looks_anew]
+        most = 4 * sum(one.looks_anew for one in watchers)
+        most += len(watchers) * (4 * self._seen + self.world.now_us // 15_000_000)
+        if self.calm and self._looks > most + len(self.observers):
+            self.fail(f"{self._looks} looks for {self._seen} leaders, and {most} would have done")
 
     # ---- the run ----
 

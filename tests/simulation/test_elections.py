@@ -17,7 +17,7 @@ from redislock_fast.asyncio.election import Term
 from tests.simulation.elections import Simulation
 from tests.simulation.faulty_models import GivesTheSameNumberAgain, SetsHalfTheTtl
 from tests.simulation.model import Model
-from tests.simulation.seeds import violations
+from tests.simulation.seeds import violation_of, violations
 from tests.support.selection import in_two_runs
 
 pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy machine may not give in two minutes
@@ -30,6 +30,11 @@ _RARE = {"_meet_danger": 13, "end": 13}
 @in_two_runs(range(120), 20)
 def test_no_story_breaks_an_invariant(seeds: range) -> None:
     assert next(violations(Simulation, seeds), None) is None
+
+
+@pytest.mark.parametrize("seed", [3175])
+def test_no_story_breaks_an_invariant_that_once_did(seed: int) -> None:
+    assert violation_of(Simulation, seed) is None
 
 
 # ---- faults of the server ----
