@@ -8,6 +8,7 @@ __all__ = ["FAULTS"]
 
 _TESTS = "tests/integration/election/test_election.py::"
 _OBSERVING = "tests/integration/election/test_observing.py::"
+_FAILOVERS = "tests/integration/election/test_failovers.py::"
 
 FAULTS = (
     Fault(
@@ -58,6 +59,13 @@ FAULTS = (
         "with Outage(self._election.name).survived():",
         "with contextlib.nullcontext():",
         _TESTS + "test_leader_that_stops_while_its_server_is_away_ends_without_an_error[threads]",
+    ),
+    Fault(
+        "candidate gives up whose primary has no replica to write to",
+        "_election/record.py",
+        "and not later_code(str(error))",
+        "",
+        _FAILOVERS + "test_leader_on_the_old_primary_stops_before_another_one_leads_on_the_new_one[tasks-be_cut_off]",
     ),
     Fault(
         "attempt of a renewal goes on while its leader is to be told to stop",

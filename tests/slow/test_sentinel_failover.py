@@ -1,4 +1,4 @@
-"""Locks through the fail-overs of three real sentinels: a primary that dies under load, and one that is demoted.
+"""Locks and leaders through the fail-overs of three real sentinels: a primary dies under load, and one is demoted.
 
 Rules: a primary stops writing until all is replicated before it dies: what is not replicated may be lost, which nobody
 can help. Each test runs for threads and for tasks.
@@ -20,6 +20,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
 from redislock_fast.server import Server
+from tests.support.electing import Candidate
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.sentinels import SERVICE, sentinel_of
 from tests.support.waiting import FAR_S, Callers, Guard, Threads, serve, until_queued
@@ -120,7 +121,9 @@ FAIL_OVERS: dict[str, Callable[[Service], None]] = {"killed": Service.kill_prima
 
 
 @pytest.mark.parametrize("what", FAIL_OVERS)
-def test_held_and_awaited_locks_survive_a_primary_that_is(callers: Callers, service: Service, what: str) -> None:
+def test_held_and_awaited_locks_and_leaders_survive_a_primary_that_is(
+    callers: Callers, service: Service, what: str
+) -> None:
     holder, *waiters = (callers.contender(service.client(callers), "name", timeout=FAR_S, sleep=0.5) for _ in range(3))
     keeper = callers.contender(service.client(callers), "kept", timeout=FAR_S)
     assert (holder.call("acquire"), keeper.call("acquire")) == (True, True)
@@ -128,9 +131,19 @@ def test_held_and_awaited_locks_survive_a_primary_that_is(callers: Callers, serv
     for length, waiter in enumerate(waiters, start=1):
         answers.append(waiter.acquire())
         until_queued(service.admins[service.primary.port], "name", length)
+    leader, follower = (Candidate(callers, service.client(callers)) for _ in range(2))
+    leader.run().until_leads()
+    follower.run()
+    until_queued(service.admins[service.primary.port], "beat", 1)
     service.until_replicated()
     FAIL_OVERS[what](service)
     service.until_failed_over()
+    assert (leader.election.is_leader, follower.terms) == (True, [])
+    callers.run(leader.election.stop)
+    follower.until_leads()
+    assert follower.terms[0].number > leader.terms[0].number
+    callers.run(follower.election.stop)
+    assert [one.running.result(PATIENCE_S) for one in (leader, follower)] == [None, None]
     holder.release()
     serve(waiters, answers)
     assert keeper.call("extend", 10) is True

@@ -264,6 +264,11 @@ class Proxy:
         for connection in connections:
             connection.cut()
 
+    def redirect(self, server_port: int) -> None:
+        """Lead to another server from now on, and close every connection to this one: an address that moves."""
+        self._server_port = server_port
+        self.cut()
+
     def refuse(self) -> None:
         """Accept no further connections until `accept`."""
         listener, self._listener = self._listener, None

@@ -13,12 +13,14 @@ from redis.exceptions import (
     LockError,
     ReadOnlyError,
     RedisError,
+    ResponseError,
     TimeoutError,  # noqa: A004  # as above
     TryAgainError,
 )
 
 from redislock_fast._lease.options import check_callback
 from redislock_fast._protocol.leading import NoteLeader, ReadLeader
+from redislock_fast._protocol.operation import later_code
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import LockLostError, LossReason, shown
 
@@ -29,7 +31,10 @@ logger = logging.getLogger("redislock_fast.election")
 _MOST_BYTES = 1024
 
 _OUTAGES = (ConnectionError, TimeoutError, ClusterDownError, ReadOnlyError, TryAgainError)
-"""The errors of a server that is away for a while. MASTERDOWN is a `ClusterDownError`, too."""
+"""The errors of a server that is away for a while. MASTERDOWN is a `ClusterDownError`, too.
+
+So are those for which redis-py has no class, such as NOREPLICAS and BUSY: `later_code` knows them.
+"""
 
 
 class Outage:
@@ -51,9 +56,12 @@ class Outage:
         """Suppress the error of a server that is away."""
         try:
             yield
-        except _OUTAGES as error:
+        except (*_OUTAGES, ResponseError) as error:
+            if not isinstance(error, _OUTAGES) and not later_code(str(error)):
+                raise
             if not self.is_met:
-                logger.warning("The election %s waits until its server is there again: %r", shown(self._name), error)
+                what = f"{type(error).__name__}: {error}"  # redis-py's `repr` hides the text
+                logger.warning("The election %s waits until its server is there again: %s", shown(self._name), what)
             self.is_met = True
         else:
             self.is_met = False

@@ -41,6 +41,7 @@ __all__ = [
     "Refused",
     "TokenOperation",
     "is_verdict",
+    "later_code",
     "without_arguments",
 ]
 
@@ -67,6 +68,16 @@ _TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAI
 def without_arguments(text: str) -> str:
     """A server's error without the arguments that it quotes: a token may be among them."""
     return text.partition(_QUOTE)[0]
+
+
+def later_code(text: str) -> str:
+    """The code of an error by which a server says "not executed, try later"; empty for any other error.
+
+    Before Redis 7.0 a script wraps the error of the command that failed in it: "... -READONLY You ...".
+    """
+    words = text.split()
+    codes = (*words[:1], *(word[1:] for word in words if word.startswith("-")))
+    return next((code for code in codes if code in _TRY_LATER), "")
 
 
 class NotExecuted(Exception):
@@ -217,17 +228,14 @@ class TokenOperation:
         """The code of an error that the operation itself handles; raises for the others."""
         text = str(reply)
         code = text.split(" ", 1)[0]
+        later = later_code(text)
         if code == "NOSCRIPT":
             self.with_text = True
         elif code in ("MOVED", "ASK"):
             raise Redirected(text)
-        elif code in _TRY_LATER:
-            raise NotExecuted(code, text)
+        elif later:
+            raise NotExecuted(later, text)
         elif code == "ERR":
-            # Before Redis 7.0 a script wraps the error of the command that failed in it: "... -READONLY You ...".
-            for value in text.split():
-                if value.startswith("-") and value[1:] in _TRY_LATER:
-                    raise NotExecuted(value[1:], text)
             if SUBSCRIBED in text:
                 raise NotExecuted(SUBSCRIBED, text)
             if "WRONGTYPE" in text or _DELEX_WRONGTYPE in text:

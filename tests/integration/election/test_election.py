@@ -22,6 +22,7 @@ import redislock_fast
 from redislock_fast import Election, LockLostError
 from redislock_fast.server import Server
 from tests.conftest import Connect
+from tests.support.electing import Candidate
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, Callers, Guard, until_queued
@@ -30,71 +31,13 @@ BRIEF_S = 3.0
 """The ttl of a leader that is to lose its term."""
 
 
-class Candidate:
-    """An election object that runs beside the test, and what becomes of it.
-
-    Attributes:
-        election: the object.
-        running: its `run`, once that was begun.
-        terms: that have begun, in order.
-        told: what `on_started` and `on_stopped` were called with, in order.
-        left_s: how long each term still lasted, at most, when it was told to stop.
-    """
-
-    def __init__(self, callers: Callers, port: int, **settings: Any) -> None:
-        self.told: list[tuple[str, int]] = []
-        self.terms: list[Any] = []
-        self.left_s: list[float] = []
-        self.running: Future[Any]
-        self._callers = callers
-        settings = {"timeout": FAR_S, "sleep": 0.05, **settings}
-        self.election = callers.package.Election(
-            callers.client(port),
-            "beat",
-            on_started=lambda term: self.told.append(("started", term.number)),
-            on_stopped=lambda term: self.told.append(("stopped", term.number)),
-            **settings,
-        )
-
-    def run(self, lead: Callable[[Any], object] | None = None) -> Candidate:
-        """Begin to campaign and to lead, until a term is to stop."""
-        self.running = self._callers.begin(lambda: self.election.run(self._lead if lead is None else lead))
-        return self
-
-    def _lead(self, term: Any) -> object:
-        assert term.valid
-        term.ensure_held()
-        self.terms.append(term)
-        if self._callers.kind == "tasks":
-            return self._lead_task(term)
-        term.stopping.wait()
-        self.left_s.append(term.remaining())
-        return None
-
-    async def _lead_task(self, term: Any) -> None:
-        await term.stopping.wait()
-        self.left_s.append(term.remaining())
-
-    def until_leads(self, count: int = 1) -> None:
-        """Return once it leads and has had so many terms."""
-        wait_until(lambda: len(self.terms) == count and self.election.is_leader, "it leads")
-
-    def until_ended(self, count: int = 1) -> None:
-        """Return once so many of its terms have ended."""
-        wait_until(lambda: len(self.told) >= 2 * count, "its term ends")
-
-    def call(self, verb: str) -> Any:
-        """Call a method in a thread or task."""
-        return self._callers.run(getattr(self.election, verb))
-
-
 @pytest.fixture
 def stand(callers: Callers, valkey: Server) -> Iterator[Callable[..., Candidate]]:
     """Makes candidates, on a client each, and stops them after the test."""
     made: list[Candidate] = []
 
     def make(port: int = valkey.port, **settings: Any) -> Candidate:
-        made.append(Candidate(callers, port, **settings))
+        made.append(Candidate(callers, callers.client(port), **settings))
         return made[-1]
 
     yield make
