@@ -289,7 +289,8 @@ class Simulation:
     def _is_whole(self, stand: Stand) -> bool:
         """Whether nothing has happened that may have it go on beside another leader."""
         is_alive = not stand.candidate.process.dead
-        return is_alive and stand.is_undisturbed and stand.granted_us > self._lost_us
+        has_time = self.ttl_ms >= 1000 or not stand.begins_late  # for one attempt of a renewal, before it is told
+        return is_alive and has_time and stand.is_undisturbed and stand.granted_us > self._lost_us
 
     # ---- the invariants ----
 
