@@ -15,20 +15,18 @@ import logging
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from redislock_fast._election import observing, record
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.keys import fence_key, leader_key
 from redislock_fast._protocol.operation import Operation
-from redislock_fast._renewal.loop import renewer_of
 from redislock_fast._util.tokens import token_id_of, without_flag
 from redislock_fast.asyncio import election
 from tests.simulation.candidates import Candidate, Observer, Stand
 from tests.simulation.faults import Faults
 from tests.simulation.holders import SimulatedLock
-from tests.simulation.holding import Site, simulated
+from tests.simulation.holding import BUSY, Renewing, Site, most_stalled_us, simulated
 from tests.simulation.keyspace import Entry
 from tests.simulation.model import SERVERS, Model
 from tests.simulation.process import Process, Trouble
@@ -80,11 +78,15 @@ class _Faults(Faults):
 
     def _kill(self, process: Process, delay_us: int) -> None:
         super()._kill(process, delay_us)
-        for connection in list(process.connections) if self._stage.calm else ():
+        for connection in [each for part in process.parts for each in part.connections] if self._stage.calm else ():
             connection.vanish()
 
     def _freeze(self, process: Process, delay_us: int) -> None:
         super()._freeze(process, delay_us)
+        self._stage.disturb(process)
+
+    def _block(self, process: Process, delay_us: int) -> None:
+        super()._block(process, delay_us)
         self._stage.disturb(process)
 
     def _part(self, process: Process, _delay_us: int) -> None:
@@ -137,6 +139,7 @@ class Simulation:
         - `stopping` is set before the lease ends, by a third of the ttl less what one attempt takes, and soon after a
           loss. The work has ended by the end of the lease. (Where its process has not stood still.)
         - Started and stopped alternate strictly.
+        - A leader whose loop hangs does not lead for longer than `max_stall`, a ttl and a third of one.
         - In a calm world, the first in line follows within some message times, and one that was killed is followed
           within its ttl. In any other, somebody leads soon after the last fault.
         - In the end nobody holds the lock, and nothing is renewed.
@@ -154,13 +157,16 @@ class Simulation:
     ) -> None:
         self.dice = dice = random.Random(seed)
         self.kind = kind or dice.choice(_KINDS)
+        self.renewing = Renewing(seed, kind)
+        if self.renewing.is_busy:
+            self.kind = BUSY
         self.calm = self.kind in ("calm", "kills")
         self.world = world = World(dice, model(dice.choice(tuple(SERVERS.values()))), tells)
         world.new_token = self.new_token
         self.model = world.model
         self.ttl_ms = dice.choice((1000, 2000, 10_000) if self.calm else (300, 2000, 10_000))
         world.latency_us = dice.choice((100, 500, 2000))
-        if not self.calm:
+        if not self.calm and self.kind != BUSY:
             world.draw_delays(late_us)
         if world.lazy:  # else each pause would be as long as a lease
             self.ttl_ms = max(self.ttl_ms, world.slow_us // 100)
@@ -185,15 +191,17 @@ class Simulation:
         self.stands: list[Stand] = []
         self._faults = _Faults(self, ("kill",) if self.kind == "kills" else _FAULTS)
         self.sites = [self._site(f"P{number}") for number in range(2 + int(3 * dice.random()))]
-        self.processes = [site.process for site in self.sites]
+        self.processes = [part for site in self.sites for part in site.process.parts]
         with self._simulated():
             self.waiters = [
                 Candidate(self, dice.choice(self.sites), number) for number in range(1 + int(4 * dice.random()))
             ]
             self.observers = [Observer(self, dice.choice(self.sites)) for _ in range(int(3 * dice.random()))]
         self._all: list[Candidate | Observer] = [*self.waiters, *self.observers]
-        if self.kind != "calm":
+        if self.kind not in ("calm", BUSY):
             self._faults.plan(8 if self.kind == "rough" else 3)
+        if self.renewing.is_by_threads and not self.calm:
+            self._faults.plan_blocks(self.renewing.dice)
         self._until_us = self._faults.end_us + 4000 * self.ttl_ms + (0 if self.calm else _QUIETED_US)
         for _ in range(int(5 * dice.random())):
             candidate = dice.choice(self.waiters)
@@ -201,12 +209,13 @@ class Simulation:
 
     def _site(self, name: str) -> Site:
         process = Process(self.world, name)
-        process.draw_settings(self.calm)
+        part = self.renewing.part(process)
+        process.draw_settings(self.calm or self.kind == BUSY)
         process.blocking = False
-        if not self.calm:
+        if not self.calm and self.kind != BUSY:
             process.retries = self.dice.choice((1, 3))
             process.patience_s = self.dice.choice((None, 0.5))
-        return Site(self, process)
+        return Site(self, process, part)
 
     # ---- what is noted ----
 
@@ -321,6 +330,8 @@ class Simulation:
             if left_s and stand.candidate.election._term is stand.term:
                 leaders.append(stand)
                 self._check_truth(stand, left_s)
+                if process.busy_for_us() > self._longest_stall_us() and stand.granted_us > self._lost_us:
+                    self.fail(f"{stand.who} hangs for {process.busy_for_us()} us, and still leads")
         is_led = any(
             candidate.election.is_leader for candidate in self.waiters if not self._acts(candidate.process).dead
         )
@@ -352,6 +363,10 @@ class Simulation:
         if self.world.now_us + left_s * 1e6 > ends_us:
             self.fail(f"{stand.who} has {left_s} s left, and it ends at {ends_us / 1e6}")
 
+    def _longest_stall_us(self) -> int:
+        """For how long at most a process leads whose loop hangs."""
+        return most_stalled_us(self.ttl_ms) + self._slack_us()
+
     def _slack_us(self) -> int:
         """How late a process may be that does not stand still."""
         return 10_000 + (3 * self.world.slow_us if self.world.lazy or self.world.slow else 0)
@@ -368,18 +383,20 @@ class Simulation:
         over_us = self._lasts_us(stand, stand.works and not left_s)
         is_disturbed = not stand.is_undisturbed or stand.granted_us <= self._lost_us
         slack_us = self._slack_us() + (2_000_000 + 2000 * self.ttl_ms if is_disturbed else 0)
-        if over_us > slack_us + max(stand.candidate.process.frozen_until_us - self.world.now_us, 0):
+        process = stand.candidate.process
+        able_us = self.world.now_us - max(process.frozen_until_us, process.busy_until_us)
+        if min(over_us, able_us) > slack_us:
             self.fail(f"{stand.who} is over since {over_us} us, and its work goes on")
 
     def _is_able(self, process: Process) -> bool:
-        return not process.dead and process.frozen_until_us <= self.world.now_us
+        return not process.dead and max(process.frozen_until_us, process.busy_until_us) <= self.world.now_us
 
     def _check_followed(self, is_led: bool) -> None:
         """Check that somebody leads."""
         world = self.world
         able = [one for one in self.waiters if self._is_able(one.process) and not one.is_stopped]
         vacant_us = self._lasts_us("vacant", bool(able) and not is_led and world.now_us > self._faults.end_us)
-        dead = sum(process.dead for process in self.processes)
+        dead = sum(site.process.dead for site in self.sites)
         most_us = 40_000 + 40 * world.latency_us + 1000 * self.ttl_ms * dead * (1 if self.calm else 2)
         if not self.calm:
             most_us += 2000 * self.ttl_ms + int(5e6 * self.interval_s) + 20 * world.slow_us + 5_000_000
@@ -415,11 +432,8 @@ class Simulation:
         if self.model.entry(KEY) is not None:
             self.fail("the lock is left")
         for site in self.sites:
-            if not site.process.dead:
-                transport: Any = site.transport
-                renewer = site.loop.run(partial(renewer_of, transport))
-                if renewer._timer is not None or any(renewer._schedule._due.values()):
-                    self.fail(f"{site.process.name} still has something to renew")
+            if not site.process.dead and site.has_to_renew():
+                self.fail(f"{site.process.name} still has something to renew")
         watchers = [one for one in self._all if one.looks_anew]
         most = 4 * sum(one.looks_anew for one in watchers)
         most += len(watchers) * (4 * self._seen + self.world.now_us // 15_000_000)
@@ -450,7 +464,7 @@ class Simulation:
             if self._violation is None:
                 self._check_end()
             for site in self.sites:
-                site.loop.close()
+                site.close()
         if self._violation is not None:
             raise Violation("\n".join([self._violation, *self.world.story]))
 

@@ -27,6 +27,12 @@ FAULTS = (
     "full",
     "deny",
 )
+_ON_CONNECTIONS = ("cut", "unsent", "deaf")
+"""Those that happen to one connection of a process alone."""
+
+_LONGEST_BLOCK = 8000
+"""For how long a loop is blocked at most, in thousandths of a ttl."""
+
 _DENIALS = (
     frozenset({"EVAL", "EVALSHA"}),
     frozenset({"PUBLISH"}),
@@ -93,6 +99,7 @@ class Faults:
             "kill": self._kill,
             "freeze": self._freeze,
             "deny": self._deny,
+            "block": self._block,
         }
         self._on_the_server = {
             "delete": lambda: self._model.remove(KEY),
@@ -115,6 +122,13 @@ class Faults:
             self._rival_rounds = 1 + int(3 * dice.random())
             self._world.at(1000 + int(span_us * dice.random()), None, self._rival_tries)
 
+    def plan_blocks(self, dice: random.Random) -> None:
+        """Schedule up to three times at which a loop is blocked."""
+        for _ in range(1 + int(3 * dice.random())):
+            at_us = 1000 + int(4000 * (self._simulation.ttl_ms or 0) * dice.random())
+            self._world.at(at_us, None, self._happen, "block")
+            self.end_us = max(self.end_us, at_us + _LONGEST_BLOCK * (self._simulation.ttl_ms or 0))
+
     def denial(self) -> frozenset[str]:
         """The commands that a user may not use."""
         denied = self._random.choice(_DENIALS)
@@ -132,6 +146,8 @@ class Faults:
 
     def _happen(self, name: str) -> None:
         process = self._random.choice(self._simulation.processes)
+        if name not in _ON_CONNECTIONS:
+            process = process.parts[0]
         self._world.tell("FAULT:", name, process.name if name in self._on_processes else "")
         delay_us = int(self._world.slow_us * self._random.random()) if self._random.random() < 0.5 else 0
         if name in self._on_processes:
@@ -170,7 +186,7 @@ class Faults:
     def _kill(self, process: Process, delay_us: int) -> None:
         """Kill the process; sometimes its connection stays open forever."""
         process.dead = self._world.changed = True
-        for connection in list(process.connections):
+        for connection in [each for part in process.parts for each in part.connections]:
             if self._random.random() < 0.7:
                 self._world.after(delay_us, None, connection.vanish)
 
@@ -178,8 +194,14 @@ class Faults:
         """Stop the process for a while; what comes meanwhile waits for it."""
         longest_us = self._random.choice((1000, 50_000, 500_000, 3_000_000))
         until_us = self._world.now_us + int(longest_us * self._random.random())
-        process.frozen_until_us = max(process.frozen_until_us, until_us)
+        process.stop(until_us, is_busy=False)
         self.end_us = max(self.end_us, process.frozen_until_us)
+
+    def _block(self, process: Process, _delay_us: int) -> None:
+        """Let the loop of a process run nothing for a while; its renewing thread goes on."""
+        longest_us = self._random.choice((500, 2000, 5000, _LONGEST_BLOCK)) * (self._simulation.ttl_ms or 0)
+        process.stop(self._world.now_us + int(longest_us * self._random.random()), is_busy=True)
+        self.end_us = max(self.end_us, process.busy_until_us)
 
     def _deny(self, process: Process, _delay_us: int) -> None:
         """Take rights from the user of the process."""

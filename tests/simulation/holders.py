@@ -46,11 +46,13 @@ class Stay:
         token: the lock's.
         granted_us: when the server gave it, by the server's clock.
         begun_s: when its holder was notified.
+        begins_late: whether some of its lease had passed by then.
         by_hand: whether its holder has prolonged it itself.
         order: how many holders the lock had before, plus one.
         fence: its number.
         over: whether its holder has begun to release it.
         told: the reported reason of its loss.
+        ended_us: when that was reported, or its release has begun.
         invalid_since_us: since when it is not valid.
         gone_by_us: when nothing of it may be on the server any more.
     """
@@ -66,13 +68,20 @@ class Stay:
         self.token = token
         self.granted_us = 0
         self.begun_s = 0.0
+        self.begins_late = False
         self.by_hand = False
         self.order = 0
         self.fence = lock.fence
         self.over = False
         self.told: LossReason | None = None
+        self.ended_us: int | None = None
         self.invalid_since_us: int | None = None
         self.gone_by_us: int | None = None
+
+    def left_s(self) -> float:
+        """How long it certainly lasts, in seconds."""
+        lock = self.lock()
+        return 0.0 if lock is None else lock.remaining()
 
     def is_valid(self) -> bool:
         """Whether its holder may believe that it holds."""
@@ -220,18 +229,18 @@ class Holder:
         self.state = "holding"
 
     async def _release(self, lock: Lock) -> None:
-        stay = self.stays[-1]
+        simulation, stay = self.simulation, self.stays[-1]
         self.state = "releasing"
         for _ in range(_RELEASES):
             if not self._has(lock):
                 break
-            stay.over = True
+            stay.over, stay.ended_us = True, simulation.world.now_us
             try:
                 await lock.release()
             except LockNotOwnedError:
                 break
             except Trouble:
-                await asyncio.sleep(self.simulation.interval_s)
+                await asyncio.sleep(simulation.interval_s)
             else:
-                self.simulation.note_release(stay)
+                simulation.note_release(stay)
                 break

@@ -10,6 +10,7 @@ leases and all procedures below are the library's own. After every event the inv
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import warnings
@@ -28,7 +29,7 @@ from redislock_fast._protocol.operation import Operation
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._queue import key_queue, waiters, waiting
 from redislock_fast._renewal import loop as loop_renewer
-from redislock_fast._renewal import schedule
+from redislock_fast._renewal import off_loop, schedule, threads
 from redislock_fast._renewal.loop import renewer_of
 from redislock_fast._util import times
 from redislock_fast._util.errors import LossReason
@@ -40,8 +41,12 @@ from tests.simulation.loop import Loop, Transport
 from tests.simulation.model import SERVERS, Model
 from tests.simulation.process import Process
 from tests.simulation.seeds import Violation, main
+from tests.simulation.threads import Beside, ThreadPart, places_of
 from tests.simulation.waiters import BatchLease
 from tests.simulation.world import SERVER_STARTED_US, World, long_waits_unlogged
+
+BUSY = "busy"
+"""The kind of stories in which nothing happens, except that loops are blocked."""
 
 _KINDS = ("calm", "faults", "faults", "faults", "rough")
 _FAULTS = (
@@ -63,6 +68,14 @@ _FAULTS = (
 )
 _MAX_EVENTS = 30_000
 _SETTLED_US = 2_000_000
+_MOST_STALLED = 3  # ttls: `max_stall` by default
+_PREEMPTED = 1 / 20  # of a ttl: for how long a renewing thread is preempted at most
+_STALE_US = 20_000  # what messages take in a calm world
+
+
+def most_stalled_us(ttl_ms: int) -> int:
+    """For how long at most a lock is held whose holder's loop does not run: `max_stall`, a ttl and a third of one."""
+    return int((_MOST_STALLED + 4 / 3 + 6 * _PREEMPTED) * 1000 * ttl_ms)  # each renewal comes sooner or later
 
 
 class Stage(Protocol):
@@ -78,15 +91,70 @@ class Stage(Protocol):
 class Site:
     """A process, and what its locks need.
 
+    Args:
+        simulation: the story.
+        process: the process.
+        part: that of its renewing thread; None: its loop renews.
+
     Attributes:
         shared: the first of the holders that share a lock object.
     """
 
-    def __init__(self, simulation: Stage, process: Process) -> None:
+    def __init__(self, simulation: Stage, process: Process, part: ThreadPart | None) -> None:
         self.process = process
         self.loop = Loop(process, simulation.note_error)
-        self.transport = Transport(process, self.loop, simulation.note_request)
+        self._beside = None if part is None else Beside(part, simulation.note_request, simulation.note_error)
+        self.transport = Transport(process, self.loop, simulation.note_request, self._beside)
         self.shared: Holder | None = None
+
+    @property
+    def has_thread(self) -> bool:
+        """Whether a thread renews off its loop."""
+        return len(self.process.parts) > 1
+
+    def has_to_renew(self) -> bool:
+        """Whether its renewers have something in their schedules."""
+        transport: Any = self.transport
+        renewer = self.loop.run(partial(renewer_of, transport))
+        schedules = [renewer._schedule, *([] if renewer._off_loop is None else [renewer._off_loop._schedule])]
+        return renewer._timer is not None or any(any(schedule._due.values()) for schedule in schedules)
+
+    def close(self) -> None:
+        """End its thread and all of its tasks where they are."""
+        if self._beside is not None:
+            self._beside.close()
+        self.loop.close()
+
+
+class Renewing:
+    """Which processes of a story have their locks renewed by a thread: those of every second story.
+
+    This is drawn apart from all else, so a story without threads is the same as if there were none.
+
+    Args:
+        seed: the story's.
+        kind: its kind, where that is given.
+
+    Attributes:
+        dice: for all that is about threads before the story begins.
+        is_by_threads: whether threads renew in this story.
+        is_busy: whether nothing happens in it, except that loops are blocked.
+    """
+
+    def __init__(self, seed: int, kind: str) -> None:
+        self.dice = random.Random(str(seed))
+        self.is_busy = kind == BUSY or (not kind and self.dice.random() < 0.2)
+        self.is_by_threads = self.is_busy or self.dice.random() < 0.4
+
+    def part(self, process: Process) -> ThreadPart | None:
+        """The renewing thread's part of a process."""
+        if not self.is_by_threads or (not self.is_busy and self.dice.random() < 0.2):
+            return None
+        part = ThreadPart(process)
+        part.is_barred = not self.is_busy and self.dice.random() < 0.1
+        part.is_full = not self.is_busy and self.dice.random() < 0.1
+        part.preempted = self.dice.choice((0.0, 0.1, 0.5))
+        return part
 
 
 @contextlib.contextmanager
@@ -95,9 +163,9 @@ def simulated(
 ) -> Iterator[None]:
     """A context with the world's clock and chance in place of the real ones, and what `more` says in other places."""
     procedures = (lock, lease_procedure, loss, key_queue, waiters, waiting)
-    timed = (*procedures, lease_module, owner, times, schedule, loop_renewer)
+    timed = (*procedures, lease_module, owner, times, schedule, loop_renewer, off_loop, threads)
     places: list[tuple[Any, str, Any]] = [(module, "clock", world.clock) for module in timed]
-    places += [(schedule, "_random", dice), *more]
+    places += [(schedule, "_random", dice), *places_of(world), *more]
     real = [getattr(module, name) for module, name, _ in places]
     for module, name, in_place in places:
         setattr(module, name, in_place)
@@ -106,7 +174,7 @@ def simulated(
             warnings.simplefilter("ignore", ResourceWarning)
             yield
             for site in sites:
-                site.loop.close()
+                site.close()
     finally:
         for (module, name, _), value in zip(places, real, strict=True):
             setattr(module, name, value)
@@ -121,9 +189,10 @@ class Simulation:
           or took the key, or the server lost its data, after the earlier was granted.)
         - Truth: where a lock is valid, its token stays at the server for longer than `remaining()`. (With the same
           exceptions.)
-        - A loss is reported once, soon, for a true reason; the lock is never valid or renewed afterwards.
+        - A loss is reported once, soon, in the holder's loop, for a true reason; the lock is never valid or renewed
+          afterwards.
         - A lock whose server and holder answer is renewed for as long as it is held, in a calm world exactly up to
-          `max_hold`.
+          `max_hold`. A thread renews it while the holder's loop is blocked, up to `max_stall`, and no longer.
         - A lock that is released, lost or dropped is not renewed, and leaves the server with its ttl; in a calm world,
           at once when it is dropped.
         - At the end the schedules of the renewers are empty.
@@ -143,7 +212,10 @@ class Simulation:
     ) -> None:
         self.dice = dice = random.Random(seed)
         self.kind = kind or dice.choice(_KINDS)
-        self.calm = self.kind == "calm"
+        self.renewing = Renewing(seed, kind)
+        if self.renewing.is_busy:
+            self.kind = BUSY
+        self.calm = self.kind in ("calm", BUSY)
         self.world = world = World(dice, model(dice.choice(tuple(SERVERS.values()))), tells)
         world.new_token = self.new_token
         self.model = world.model
@@ -171,15 +243,20 @@ class Simulation:
         self._written: dict[bytes, tuple[int, int]] = {}
         self._faults = Faults(self, _FAULTS)
         self.sites = [self._site(f"P{number}") for number in range(1 + int(3 * dice.random()))]
-        self.processes = [site.process for site in self.sites]
+        self.processes = [part for site in self.sites for part in site.process.parts]
         self.waiters = [Holder(self, dice.choice(self.sites), number) for number in range(2 + int(4 * dice.random()))]
         if not self.calm:
             self._faults.plan(8 if self.kind == "rough" else 3)
+        if self.renewing.is_by_threads and self.kind != "calm":
+            self._faults.plan_blocks(self.renewing.dice)
 
     def _site(self, name: str) -> Site:
         process = Process(self.world, name)
+        part = self.renewing.part(process)
+        if part is not None:
+            part.preempted_us = int(min(_PREEMPTED * self.ttl_ms, 20) * 1000)
         process.draw_settings(self.calm)
-        return Site(self, process)
+        return Site(self, process, part)
 
     # ---- what is noted ----
 
@@ -192,8 +269,14 @@ class Simulation:
         if isinstance(operation, Pipeline):
             for part in operation._operations:
                 stay = self._stays.get(part.token) if isinstance(part, Reacquire) else None
-                if stay is not None and (stay.over or stay.told):
+                ended_us = None if stay is None else stay.ended_us
+                if stay is not None and ended_us is not None and self.world.now_us >= ended_us + self._stale_us(stay):
                     self.fail(f"{stay.who} is renewed, though that is over")
+
+    @staticmethod
+    def _stale_us(stay: Stay) -> int:
+        """How late a request may leave after its thread has looked at the clock and the lease."""
+        return 3 * max(part.preempted_us for part in stay.holder.process.parts)
 
     def _served(self, _process: Process, _args: Args, _reply: Reply) -> None:
         self.look()
@@ -231,6 +314,7 @@ class Simulation:
             return
         stay.order = self._orders[stay.token]
         stay.begun_s = self.world.clock()
+        stay.begins_late = 1000 * stay.left_s() < 0.9 * self.ttl_ms
         stay.granted_us = self._changes[stay.key][stay.order - 1][0]
         self.world.tell(stay.who, "holds", stay.token, "fence", stay.fence)
         self._stays[stay.token] = stay
@@ -270,7 +354,10 @@ class Simulation:
         stay = lost[0]
         holder = stay.holder
         self.world.tell(stay.who, "is told of the loss:", reason)
-        stay.told = reason
+        stay.told, stay.ended_us = reason, self.world.now_us
+        here: Any = asyncio._get_running_loop()
+        if here is not stay.holder.site.loop:
+            self.fail(f"{stay.who} is told of its loss outside of its loop")
         if not self._is_true(stay, lock, reason):
             self.fail(f"{stay.who} is told that it was lost: {reason}")
         quiet_us = self._faults.end_us + _SETTLED_US + self.ttl_ms * 10_000
@@ -280,6 +367,10 @@ class Simulation:
             and not holder.process.denied
             and (self.calm or self.world.now_us > quiet_us)
         )
+        if holder.process.longest_stop_us and (stay.by_hand or stay.begins_late or not holder.site.has_thread):
+            is_well = (
+                False  # nothing renews while its task is in a call that prolongs the lease, and the loop is blocked
+            )
         if is_well and holder.renews and not holder.ends and reason in (LossReason.EXPIRED, LossReason.SERVER_GONE):
             self.fail(f"{stay.who} has lost what could be renewed: {reason}")
 
@@ -290,6 +381,10 @@ class Simulation:
         if reason is LossReason.DELETED:
             # Two share a lock object and were both granted the lock; one grant was deleted, it is unknown which.
             return None in since or (stay.holder.shared is not None and self._faults.deleted_us > 0)
+        if reason is LossReason.STALLED:
+            least = _MOST_STALLED - 2 * _PREEMPTED  # ttls
+            is_stalled = stay.holder.process.longest_stop_us >= least * self.ttl_ms * 1000 - _STALE_US
+            return is_stalled and stay.holder.site.has_thread
         if reason is LossReason.EXPIRED:
             lease = stay.lease()
             return lease is not None and self.world.clock() >= lease.deadline
@@ -352,12 +447,13 @@ class Simulation:
             stay.invalid_since_us = None
             if not self._is_untouched(stay):
                 continue
+            self._check_hung(stay)
             self._check_truth(stay, left_s)
             if (
                 self.calm
                 and stay.holder.ends
                 and not stay.by_hand
-                and self.world.clock() + left_s > stay.begun_s + self.max_hold_s
+                and self.world.clock() + left_s > stay.begun_s + self.max_hold_s + self._stale_us(stay) / 1e6
             ):
                 self.fail(f"{stay.who} holds for longer than it wants")
             other = valid.setdefault(stay.key, stay)
@@ -365,8 +461,16 @@ class Simulation:
                 self.fail(f"{stay.who} is valid, and so is {other.who}")
         for stay in self._over:
             is_there = self._owners[stay.key] == stay.token and not stay.holder.process.dead
-            if is_there and self.world.now_us > (stay.gone_by_us or 0):
+            gone_by_us = max(stay.gone_by_us or 0, stay.holder.process.busy_until_us + 100_000)
+            if is_there and self.world.now_us > gone_by_us:
                 self.fail(f"{stay.who} has done with it, and it stands at the server")
+
+    def _check_hung(self, stay: Stay) -> None:
+        """Check that the lock of a loop that hangs is let go."""
+        process = stay.holder.process
+        most_us = most_stalled_us(self.ttl_ms) + _STALE_US + 3 * self.world.slow_us
+        if process.busy_for_us() > most_us and not stay.by_hand:
+            self.fail(f"{stay.who} hangs for {process.busy_for_us()} us, and still holds")
 
     def _check_forgotten(self, stay: Stay) -> None:
         """Check a lock that its object does not have any more without a release: its loss must be known."""
@@ -389,7 +493,8 @@ class Simulation:
         now_us = self.world.now_us
         if stay.invalid_since_us is None:
             stay.invalid_since_us = now_us
-        since_us = max(stay.invalid_since_us, stay.holder.process.frozen_until_us)
+        process = stay.holder.process
+        since_us = max(stay.invalid_since_us, process.frozen_until_us, process.busy_until_us)
         if stay.told is None and now_us > since_us + _SETTLED_US + 3 * self.world.slow_us:
             self.fail(f"{stay.who} is lost, and that is not told")
 
@@ -401,11 +506,8 @@ class Simulation:
             elif holder.task.done() and holder.task.exception() is not None:
                 self.fail(f"{holder.name} failed: {holder.task.exception()!r}")
         for site in self.sites:
-            if not site.process.dead:
-                transport: Any = site.transport
-                renewer = site.loop.run(partial(renewer_of, transport))
-                if renewer._timer is not None or any(renewer._schedule._due.values()):
-                    self.fail(f"{site.process.name} still has something to renew")
+            if not site.process.dead and site.has_to_renew():
+                self.fail(f"{site.process.name} still has something to renew")
 
     # ---- the run ----
 

@@ -21,6 +21,7 @@ from redislock_fast._protocol.queue import LeaveQueue, Subscribe
 from redislock_fast._queue.waiters import Waiter
 from redislock_fast._util.tokens import PLAIN
 from tests.simulation.process import Execution, Process
+from tests.simulation.threads import Beside
 from tests.simulation.world import Mailbox
 
 
@@ -45,6 +46,9 @@ class Loop:
     def is_closed(self) -> bool:
         return False
 
+    def is_running(self) -> bool:
+        return True
+
     def time(self) -> float:
         return self._world.now_us / 1e6  # which does not leap, as CLOCK_MONOTONIC stops in a suspend
 
@@ -63,7 +67,13 @@ class Loop:
         self._world.after(0, self._process, self._run, handle)
         return handle
 
-    call_soon_threadsafe = call_soon
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = self.call_soon(callback, *args, context=context)
+        if self._world.turn is not None:
+            self._world.turn.preempt()
+        return handle
 
     def call_later(
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
@@ -142,15 +152,23 @@ class Transport:
         process: whose connection it uses.
         loop: of that process.
         executes: called before an operation is driven.
+        beside: the server for the renewing thread; None: the loop renews.
     """
 
-    def __init__(self, process: Process, loop: Loop, executes: Callable[[Operation], None]) -> None:
+    def __init__(
+        self, process: Process, loop: Loop, executes: Callable[[Operation], None], beside: Beside | None
+    ) -> None:
         self._process = process
         self._loop = loop
         self._executes = executes
+        self._beside = beside
 
-    def new_beside(self) -> None:
-        """There is nothing for threads: all runs in the loop, in the simulation's time."""
+    def new_beside(self) -> Beside | None:
+        """The server for the renewing thread."""
+        return self._beside
+
+    def at_end(self, server: Beside) -> None:
+        """Do nothing: no loop ends."""
 
     async def execute(self, operation: Operation, limit_s: float | None = None) -> None:
         """Drive an operation to its end, as `LoopServerTransport.execute` does."""

@@ -346,6 +346,11 @@ class Process:
         requests_held_us: until when the network keeps what it sends.
         replies_held_us: until when the network keeps what is sent to it.
         leapt_us: by how much its clock has leapt forward.
+        frozen_until_us: until when it is stopped.
+        busy_until_us: until when its loop runs nothing more, as something blocks that; its renewing thread runs.
+        longest_stop_us: for how long at most its loop has not run, or will not have.
+        preempted_us: for how long at most it is preempted between two steps: only its renewing thread is.
+        parts: itself, and its renewing thread where it has one: each has a connection of its own.
         pending_cleanup: the keys and tokens that are to be cleaned up.
     """
 
@@ -363,6 +368,11 @@ class Process:
         self.leapt_us = 0
         self.dead = False
         self.frozen_until_us = 0
+        self.busy_until_us = 0
+        self.preempted_us = 0
+        self.longest_stop_us = 0
+        self._stopped_since_us = 0
+        self.parts: list[Process] = [self]
         self.connection: ClientConnection | None = None
         self.connections: list[ClientConnection] = []
         self.pending_cleanup: list[tuple[bytes, bytes]] = []
@@ -380,6 +390,21 @@ class Process:
         if not calm:
             self.retries = dice.choice((1, 3, 10))
             self.patience_s = dice.choice((None, None, 0.1, 1.0))
+
+    def stop(self, until_us: int, is_busy: bool) -> None:
+        """Run nothing more until then; `is_busy`: the loop alone."""
+        if max(self.frozen_until_us, self.busy_until_us) < self.world.now_us:
+            self._stopped_since_us = self.world.now_us
+        if is_busy:
+            self.busy_until_us = max(self.busy_until_us, until_us)
+        else:
+            self.frozen_until_us = max(self.frozen_until_us, until_us)
+        self.longest_stop_us = max(self.longest_stop_us, until_us - self._stopped_since_us)
+
+    def busy_for_us(self) -> int:
+        """For how long its loop has been blocked."""
+        is_busy = self.busy_until_us > self.world.now_us
+        return self.world.now_us - self._stopped_since_us if is_busy else 0
 
     def start(self, name: str, steps: Steps, tidies: bool = True) -> Task:
         """Begin a procedure."""

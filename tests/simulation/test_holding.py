@@ -14,6 +14,7 @@ from redislock_fast._procedures import acquisition, loss
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._protocol.commands import Acquire, Reacquire, ReadHolder
 from redislock_fast._renewal.loop import LoopRenewer
+from redislock_fast._renewal.off_loop import LoopWatch, OffLoopRenewer
 from redislock_fast._renewal.schedule import Record, Schedule
 from redislock_fast._util.errors import LossReason
 from tests.simulation.faulty_models import GivesTheSameNumberAgain, SetsHalfTheTtl
@@ -108,6 +109,30 @@ def _renew_at_the_end(self: Lease, now: float, chance: float) -> float:
     return self.deadline
 
 
+def _trust_each_loop(self: LoopWatch, now: float) -> float:
+    """The locks of a loop that hangs are renewed forever."""
+    return 0.0
+
+
+def _ask_first(self: LoopWatch, now: float) -> float:
+    """A question is noted after it was asked: the loop may have answered by then."""
+    if self._asked_at is None:
+        self.call(self._answer)
+        self._asked_at = now
+    return now - self._asked_at
+
+
+def _tell_in_the_thread(self: OffLoopRenewer, losses: list[LeaseLoss]) -> None:
+    """The thread calls what the loop is to call."""
+    for lost in losses:
+        lost.lease.record.side.tell_all([lost])
+
+
+def _give_up(self: OffLoopRenewer, lease: Lease) -> bool:
+    """A thread that can never connect does not give its leases to the loop."""
+    return False
+
+
 def _renew_for_ever(self: Lease, now: float) -> int | None:
     """`max_hold` is ignored."""
     return self.ttl_ms if self.options.auto_renew else None
@@ -127,6 +152,10 @@ def _renew_for_ever(self: Lease, now: float) -> int | None:
         (loss, "lose", _lose_in_silence, "faults", "is not told|forever"),
         (loss, "lose", _lose_again, "faults", "reported twice"),
         (loss, "reason_of", _guess, "faults", "is told that it was lost"),
+        (LoopWatch, "stalled_s", _trust_each_loop, "busy", "and still holds"),
+        (LoopWatch, "stalled_s", _ask_first, "busy", "is told that it was lost: event loop stalled"),
+        (OffLoopRenewer, "_tell_losses", _tell_in_the_thread, "busy", "outside of its loop"),
+        (OffLoopRenewer, "_is_for_loop", _give_up, "calm", "has lost what could be renewed|is told that it was lost"),
     ],
 )
 def test_the_simulation_finds_a_planted_fault_of_the_machines(

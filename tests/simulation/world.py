@@ -40,6 +40,7 @@ from tests.simulation.model import Model
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
     from tests.simulation.process import Caller, Execution, Process, Task
+    from tests.simulation.threads import Turn
 
 SERVER_STARTED_US = 1_700_000_000_000_000
 
@@ -108,6 +109,7 @@ class World:
         acting: the process to which something happens now.
         server_leapt_us: by how much the server's clock has leapt forward.
         changed: whether a process has gone on since the last check.
+        turn: the renewing thread that runs now; None: none does.
         new_token: draws a token, in place of `TokenSource.new_token`.
     """
 
@@ -126,6 +128,7 @@ class World:
         self.server_leapt_us = 0
         self.changed = True
         self.running: Task | None = None
+        self.turn: Turn | None = None
         self.doubtful: set[bytes] = set()
         self.numbers = 0
         self.new_token: Callable[[], bytes] = TokenSource().new_token
@@ -148,7 +151,10 @@ class World:
 
     def clock(self) -> float:
         """In place of `_util.times.clock`: that of the process to which something happens."""
-        return (self.now_us if self.acting is None else self.now_us + self.acting.leapt_us) / 1e6
+        now_s = (self.now_us if self.acting is None else self.now_us + self.acting.leapt_us) / 1e6
+        if self.turn is not None:
+            self.turn.preempt()
+        return now_s
 
     def tell(self, *words: object) -> None:
         """Add to the story."""
@@ -173,8 +179,9 @@ class World:
         if process is not None:
             if process.dead:
                 return True
-            if process.frozen_until_us > at_us:
-                self.at(process.frozen_until_us, process, do, *args)
+            until_us = max(process.frozen_until_us, process.busy_until_us)
+            if until_us > at_us:
+                self.at(until_us, process, do, *args)
                 return True
         self.now_us = max(self.now_us, at_us)
         self.acting = process
