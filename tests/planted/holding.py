@@ -6,6 +6,8 @@ from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
 
+_STORIES = "tests/simulation/test_holding.py::test_no_story_breaks_an_invariant[some]"
+
 FAULTS = (
     Fault(
         "renewer that could start no thread never tries again",
@@ -379,5 +381,26 @@ FAULTS = (
         "        lease.task = None\n",
         "        pass\n",
         ("tests/unit/renewal/test_off_loop.py::test_task_that_has_met_the_loss_before_it_is_told_is_not_cancelled"),
+    ),
+    Fault(
+        "question to a loop is noted after it was asked",
+        "_renewal/off_loop.py",
+        "            self._asked_at = now\n            self.call(self._answer)\n",
+        "            self.call(self._answer)\n            self._asked_at = now\n",
+        _STORIES,
+    ),
+    Fault(
+        "thread tells of losses in the place of the loop",
+        "_renewal/off_loop.py",
+        "side.watch.call(side.tell_all, its_losses)",
+        "side.tell_all(its_losses)",
+        _STORIES,
+    ),
+    Fault(
+        "loss is told that a thread finds out beside the release",
+        "_lease/lease.py",
+        "if self.loss is not None or (self.over and not by_release):",
+        "if self.loss is not None:",
+        _STORIES,
     ),
 )
