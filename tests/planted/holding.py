@@ -392,8 +392,8 @@ FAULTS = (
     Fault(
         "thread tells of losses in the place of the loop",
         "_renewal/off_loop.py",
-        "side.watch.call(side.tell_all, its_losses)",
-        "side.tell_all(its_losses)",
+        "side.watch.call(side.report_losses, its_losses)",
+        "side.report_losses(its_losses)",
         _STORIES,
     ),
     Fault(

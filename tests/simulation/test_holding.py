@@ -122,10 +122,10 @@ def _ask_first(self: LoopWatch, now: float) -> float:
     return now - self._asked_at
 
 
-def _tell_in_the_thread(self: OffLoopRenewer, losses: list[LeaseLoss]) -> None:
+def _report_in_the_thread(self: OffLoopRenewer, losses: list[LeaseLoss]) -> None:
     """The thread calls what the loop is to call."""
     for lost in losses:
-        lost.lease.record.side.tell_all([lost])
+        lost.lease.record.side.report_losses([lost])
 
 
 def _give_up(self: OffLoopRenewer, lease: Lease) -> bool:
@@ -154,7 +154,7 @@ def _renew_for_ever(self: Lease, now: float) -> int | None:
         (loss, "reason_of", _guess, "faults", "is told that it was lost"),
         (LoopWatch, "stalled_s", _trust_each_loop, "busy", "and still holds"),
         (LoopWatch, "stalled_s", _ask_first, "busy", "is told that it was lost: event loop stalled"),
-        (OffLoopRenewer, "_tell_losses", _tell_in_the_thread, "busy", "outside of its loop"),
+        (OffLoopRenewer, "_report_losses", _report_in_the_thread, "busy", "outside of its loop"),
         (OffLoopRenewer, "_is_for_loop", _give_up, "calm", "has lost what could be renewed|is told that it was lost"),
     ],
 )
