@@ -209,7 +209,7 @@ class Simulation:
 
     def _site(self, name: str) -> Site:
         process = Process(self.world, name)
-        part = self.renewing.part(process)
+        part = self.renewing.part(process, self.ttl_ms)
         process.draw_settings(self.calm or self.kind == BUSY)
         process.blocking = False
         if not self.calm and self.kind != BUSY:

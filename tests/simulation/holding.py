@@ -69,6 +69,7 @@ _FAULTS = (
 _MAX_EVENTS = 30_000
 _SETTLED_US = 2_000_000
 _MOST_STALLED = 3  # ttls: `max_stall` by default
+_BARRED_FROM_MS = 400  # of a shorter ttl, an attempt to connect takes so much that the loop may come too late
 _PREEMPTED = 1 / 20  # of a ttl: for how long a renewing thread is preempted at most
 _STALE_US = 20_000  # what messages take in a calm world
 
@@ -146,12 +147,12 @@ class Renewing:
         self.is_busy = kind == BUSY or (not kind and self.dice.random() < 0.2)
         self.is_by_threads = self.is_busy or self.dice.random() < 0.4
 
-    def part(self, process: Process) -> ThreadPart | None:
-        """The renewing thread's part of a process."""
+    def part(self, process: Process, ttl_ms: int) -> ThreadPart | None:
+        """The renewing thread's part of a process, whose locks have this ttl."""
         if not self.is_by_threads or (not self.is_busy and self.dice.random() < 0.2):
             return None
         part = ThreadPart(process)
-        part.is_barred = not self.is_busy and self.dice.random() < 0.1
+        part.is_barred = not self.is_busy and self.dice.random() < 0.1 and ttl_ms >= _BARRED_FROM_MS
         part.is_full = not self.is_busy and self.dice.random() < 0.1
         part.preempted = self.dice.choice((0.0, 0.1, 0.5))
         return part
@@ -252,7 +253,7 @@ class Simulation:
 
     def _site(self, name: str) -> Site:
         process = Process(self.world, name)
-        part = self.renewing.part(process)
+        part = self.renewing.part(process, self.ttl_ms)
         if part is not None:
             part.preempted_us = int(min(_PREEMPTED * self.ttl_ms, 20) * 1000)
         process.draw_settings(self.calm)

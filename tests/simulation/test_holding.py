@@ -20,7 +20,7 @@ from redislock_fast._util.errors import LossReason
 from tests.simulation.faulty_models import GivesTheSameNumberAgain, SetsHalfTheTtl
 from tests.simulation.holding import Simulation
 from tests.simulation.model import Model
-from tests.simulation.seeds import violations
+from tests.simulation.seeds import violation_of, violations
 from tests.support.selection import in_two_runs
 
 pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy machine may not give in two minutes
@@ -31,6 +31,11 @@ _SEEDS_FOR_FAULTS = range(2000)
 @in_two_runs(range(1_200), 300)
 def test_no_story_breaks_an_invariant(seeds: range) -> None:
     assert next(violations(Simulation, seeds), None) is None
+
+
+@pytest.mark.parametrize("seed", [4219])
+def test_no_story_breaks_an_invariant_that_once_did(seed: int) -> None:
+    assert violation_of(Simulation, seed) is None
 
 
 @pytest.mark.parametrize(
