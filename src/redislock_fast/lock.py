@@ -283,7 +283,7 @@ class Lock(LockBase, redis.lock.Lock):
             redis.exceptions.TimeoutError: no reply in time.
         """
         if self._generation != fork.generation():
-            self._own_nothing()
+            self._own_anew()
         owner = self._owners.owner
         cached: Any = owner.cached if self._linger_ms is not None and self._options is None else None
         if cached is not None and self._has_own_release():

@@ -233,7 +233,7 @@ FAULTS = (
     Fault(
         "lock object of a forked child has its parent's key",
         "_procedures/lock.py",
-        ("        if self._cached is not None:  # of the parent\n            self._cached = None\n"),
+        "                    self._cached = None  # of the parent\n",
         "",
         _STORIES,
     ),

@@ -36,6 +36,7 @@ from redislock_fast._lease.metrics import (
 )
 from redislock_fast._lease.options import Options, linger_ms_of, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Local, Owner, PendingOwner, SharedOwner, current_task, owners_of, twin_of
+from redislock_fast._lease.prolonging import mutex
 from redislock_fast._procedures.lease import (
     describe,
     end_lost,
@@ -386,17 +387,21 @@ class LockBase:
 
     def _own_nothing(self) -> None:
         self._generation = fork.generation()
-        if self._cached is not None:  # of the parent
-            self._cached = None
         self._local = patching.in_force
         self._owners = self._new_owner() if self.thread_local else SharedOwner()
 
     def _own_anew(self) -> None:
-        """Go on after a fork, or a patch of `threading`."""
+        """Go on after a fork, or a patch of `threading`. Threads of a child may do so at the same time."""
         if self._local is not threading.local:
             self._adapt_to_patch()
-        if self._generation != fork.generation():
-            self._own_nothing()
+        generation = fork.generation()
+        if self._generation != generation:
+            owners = self._new_owner() if self.thread_local else SharedOwner()
+            with mutex.lock:
+                if self._generation != generation:  # else another thread was faster, and may hold the lock by now
+                    self._cached = None  # of the parent
+                    self._owners = owners
+                    self._generation = generation  # last: others go on once they see it
 
     def _adapt_to_patch(self) -> None:
         """Go on after a patch of `threading`: each greenlet is an owner of its own from now on."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from redislock_fast._lease import owner as owners
 from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
+from redislock_fast._lease.prolonging import mutex
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.lock import observe_by_otel
 from redislock_fast._redlock.rounds import valid_s
@@ -157,8 +158,23 @@ class RedlockSettings:
     def _own_nothing(self) -> None:
         self._generation = fork.generation()
         self._local = patching.in_force
+        self.local: Any = self._new_owners()
+
+    def _new_owners(self) -> Any:
         own: type[Any] = TaskOwners if self._is_for_tasks else owners.of_threads
-        self.local: Any = own() if self.thread_local else SharedOwner()
+        return own() if self.thread_local else SharedOwner()
+
+    def _own_anew(self) -> None:
+        """Go on after a fork, or a patch of `threading`. Threads of a child may do so at the same time."""
+        if self._local is not threading.local:
+            self._adapt_to_patch()
+        generation = fork.generation()
+        if self._generation != generation:
+            fresh = self._new_owners()
+            with mutex.lock:
+                if self._generation != generation:  # else another thread was faster, and may hold the lock by now
+                    self.local = fresh
+                    self._generation = generation  # last: others go on once they see it
 
     def _adapt_to_patch(self) -> None:
         """Go on after a patch of `threading`: each greenlet is an owner of its own from now on."""
@@ -184,10 +200,7 @@ class RedlockSettings:
 
     def _present_owners(self) -> Any:
         """The owners after a patch, or in a forked child, which holds nothing of its parent's."""
-        if self._local is not threading.local:
-            self._adapt_to_patch()
-        if self._generation != fork.generation():
-            self._own_nothing()
+        self._own_anew()
         self._follow_pools()
         return self.local
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from redislock_fast._lease import owner
 from redislock_fast._lease.owner import current_task
+from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util import fork, patching
 
 __all__ = ["Permits", "TaskCallers", "ThreadCallers"]
@@ -52,6 +53,7 @@ class Callers:
     """
 
     open: dict[Any, None]
+    _generation = -1  # no process's
 
     @abstractmethod
     def mine(self) -> Permits:
@@ -82,10 +84,14 @@ class ThreadCallers(Callers):
         self._forget()
 
     def _forget(self) -> None:
-        self.open = {}
-        self._generation = fork.generation()
-        self._local = patching.in_force
-        self._owners: Any = owner.of_threads()
+        """Begin with no permits. Threads of a child may do so at the same time: the first one decides."""
+        generation, local, owners = fork.generation(), patching.in_force, owner.of_threads()
+        with mutex.lock:
+            if self._generation != generation:
+                self.open = {}
+                self._local = local
+                self._owners: Any = owners
+                self._generation = generation  # last: others go on once they see it
 
     def mine(self) -> Permits:
         """The calling thread's. A forked child has none of its parent's."""
@@ -110,10 +116,14 @@ class TaskCallers(Callers):
         self._forget()
 
     def _forget(self) -> None:
-        self.open = {}
-        self._generation = fork.generation()
-        self._of_tasks: dict[weakref.ref[asyncio.Task[Any]], Permits] = {}
-        self._outside = Permits()
+        """As `ThreadCallers._forget`: threads may have event loops."""
+        generation, outside = fork.generation(), Permits()
+        with mutex.lock:
+            if self._generation != generation:
+                self.open = {}
+                self._of_tasks: dict[weakref.ref[asyncio.Task[Any]], Permits] = {}
+                self._outside = outside
+                self._generation = generation  # last, as there
 
     def mine(self) -> Permits:
         """The calling task's. A forked child has none of its parent's."""
