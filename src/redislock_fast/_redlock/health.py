@@ -2,14 +2,15 @@
 
 A `ServerHealth` belongs to a server transport, and so to all Redlocks of its client in this process or event loop.
 
-Thread safety: any thread assigns an attribute as a whole; `unanswered` is changed by atomic methods of set alone. All
-attributes but `unanswered` are hints.
+Thread safety: any thread assigns an attribute as a whole. `unanswered` is changed by atomic methods of set alone, and
+replaced under `mutex`, so that one caller alone gets what was there. All other attributes are hints.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from redislock_fast._lease.prolonging import mutex
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._transport.base import ServerTransport
 from redislock_fast._util.times import MOST_FAILURES
@@ -42,22 +43,30 @@ class ServerHealth:
         self.trouble: Exception | None = None
         self.retry_at = 0.0
         self._failures = 0
-        self._renew(None)
 
-    def use_connection(self, capabilities: Capabilities) -> bool:
-        """Begin anew on another connection. Its capabilities identify it: a reference would keep the old one alive."""
-        if capabilities is self.capabilities:
-            return False
-        self._renew(capabilities)
-        return True
-
-    def _renew(self, capabilities: Capabilities | None) -> None:
-        self.capabilities: Capabilities | None = capabilities
+        self.capabilities: Capabilities | None = None
         self.silent = False
         self.slowness = 0
         self._waited_s = 0.0
         self.asked: set[Any] = set()
         self.unanswered: set[Any] = set()
+
+    def use_connection(self, capabilities: Capabilities) -> set[Any] | None:
+        """Begin anew on another connection. Its capabilities identify it: a reference would keep the old one alive.
+
+        Returns:
+            What is `unanswered` on the former one, for one caller alone; None where another one was faster, or it is
+            the same connection.
+        """
+        asked: set[Any] = set()
+        unanswered: set[Any] = set()
+        with mutex.lock:
+            if capabilities is self.capabilities:
+                return None
+            unanswered, self.unanswered = self.unanswered, unanswered
+            self.asked, self.silent, self.slowness, self._waited_s = asked, False, 0, 0.0
+            self.capabilities = capabilities  # last: others go on once they see it
+        return unanswered
 
     def note_wait(self, waited_s: float | None) -> None:
         """Note for how long the server was waited for in a round, in seconds; None: its vote was not needed.

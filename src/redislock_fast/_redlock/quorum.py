@@ -249,9 +249,8 @@ class Voting(Generic[VoteType]):
 
 def use_connection(server: ServerTransport[Any], connection: Any) -> bool:
     """Note the connection that a round is about to use. Returns whether it is a new one."""
-    health = health_of(server)
-    unanswered = health.unanswered
-    if not health.use_connection(connection.capabilities):
+    unanswered = health_of(server).use_connection(connection.capabilities)
+    if unanswered is None:
         return False
     resend(server, unanswered)  # on the old connection, where no reply comes any more
     return True
@@ -259,8 +258,11 @@ def use_connection(server: ServerTransport[Any], connection: Any) -> bool:
 
 def resend(server: ServerTransport[Any], unanswered: set[Vote]) -> None:
     """Do the releases again in the background whose connection broke before their replies came."""
-    while unanswered:
-        vote = unanswered.pop()
+    while True:
+        try:
+            vote = unanswered.pop()
+        except KeyError:  # another thread may do the same, or take the last reply
+            return
         if vote.round.insists and not vote.has_voted:
             operation = vote.round.operations[vote.index]
             server.clean_up([(operation.key, operation.token)])

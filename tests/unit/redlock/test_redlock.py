@@ -23,6 +23,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._redlock.health import ServerHealth
 from redislock_fast._redlock.lease import MajorityLease, new_standing_of
+from redislock_fast._redlock.quorum import resend
 from redislock_fast._redlock.renewal import RedlockLease, renewing
 from redislock_fast._redlock.rounds import (
     AcquireRound,
@@ -313,3 +314,28 @@ def test_of_two_requests_that_set_the_lease_at_once_the_shorter_lease_is_certain
     renewal.began = clock()
     majority.renew(renewal, before)
     assert majority.times == ((renewal.valid_until, renewal.ends_at) if is_alone else shorter)
+
+
+NO_SERVER: Any = None
+
+
+def test_what_is_unanswered_on_the_former_connection_is_one_callers() -> None:
+    health = ServerHealth()
+    vote, connected = object(), Capabilities()
+    assert health.use_connection(Capabilities()) == set()
+    health.unanswered.add(vote)
+    assert [health.use_connection(connected) for _ in range(2)] == [{vote}, None]
+    assert health.unanswered == set()
+
+
+def test_last_reply_may_come_while_releases_are_done_again() -> None:
+    class Overtaken(set[Any]):
+        """Votes of which another thread takes the last one."""
+
+        def pop(self) -> Any:
+            self.clear()
+            return super().pop()
+
+    unanswered = Overtaken([object()])
+    resend(NO_SERVER, unanswered)
+    assert unanswered == set()
