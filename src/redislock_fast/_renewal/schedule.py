@@ -133,9 +133,9 @@ class Schedule:
     removing take one dict operation, and leases are renewed in batches.
 
     Thread safety: the renewer's thread uses it, or that of its loop. A finalizer may interrupt that thread; it only
-    adds or removes a record of its own. Any thread may call `list_holding`: it first appends the holding and then
-    reads `looks_at`, while the renewer first sets `looks_at` to `math.inf` and then looks at the holdings. So the
-    renewer sees the holding, or is woken.
+    adds or removes a record of its own. In another thread, it may remove one. Any thread may call `list_holding`: it
+    first appends the holding and then reads `looks_at`, while the renewer first sets `looks_at` to `math.inf` and then
+    looks at the holdings. So the renewer sees the holding, or is woken.
 
     Attributes:
         looks_at: when the renewer will next take the leases that are due, in the clock's seconds; `math.inf`: never.
@@ -193,7 +193,7 @@ class Schedule:
         due: list[Lease] = []
         self._taken = int(now * 1000)
         while self._ticks and self._ticks[0] <= self._taken:
-            for record in self._due.pop(heapq.heappop(self._ticks), {}).values():
+            for record in list(self._due.pop(heapq.heappop(self._ticks), {}).values()):  # `remove` may have found it
                 record.ticks = None
                 lease = record()
                 if lease is not None:

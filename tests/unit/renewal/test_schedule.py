@@ -304,3 +304,22 @@ def test_lease_that_comes_as_the_thread_ends_is_renewed(monkeypatch: pytest.Monk
     ending = _Ending(late, note)
     ending.keep(first)
     assert renewed.result(PATIENCE_S) == [late]
+
+
+def test_lease_that_another_thread_drops_as_it_comes_is_passed_over() -> None:
+    schedule, helds = Schedule(), [lease() for _ in range(3)]
+
+    class Overtaken(Record):
+        """One after which another thread removes the next one, which it has found in the schedule before."""
+
+        def __call__(self) -> Lease | None:
+            (together,) = found
+            together.pop(id(helds[1].record), None)
+            return super().__call__()
+
+    helds[0].record = Overtaken(helds[0], lambda _: None)
+    for held in helds:
+        schedule.add(held.record, 5.0, INTERVAL_S)
+    found = list(schedule._due.values())
+    assert schedule.take(5.0) == helds
+    assert (schedule.take(5.0), schedule.next_at()) == ([], None)
