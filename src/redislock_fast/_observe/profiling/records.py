@@ -155,7 +155,8 @@ class LockRecord:
 
     def held_as(self, serial: int) -> Holding | None:
         """The present holding with this serial; None where there is none, as far as is known."""
-        return next((one for one in self._recent if one.serial == serial and one.ended is None), None)
+        recent = tuple(self._recent)  # a signal handler may add to it meanwhile
+        return next((one for one in recent if one.serial == serial and one.ended is None), None)
 
     def end(self, holding: Holding | None, held_s: float, now: float) -> None:
         """Count a release; `holding` is None where its acquire was not recorded."""
