@@ -20,6 +20,7 @@ from prometheus_client.core import HistogramMetricFamily
 
 from redislock_fast._lease import metrics
 from redislock_fast._observe.recorder import BOUNDS_S, METRICS, Durations, Metric, Recorder, prefix_of
+from redislock_fast._util import fork
 
 __all__ = ["install", "uninstall"]
 
@@ -48,6 +49,12 @@ class _Histogram:
     def __init__(self, metric: Metric) -> None:
         self._metric = metric
         self._of: dict[tuple[str, ...], tuple[Durations, float]] = {}
+        fork.forget_in_child(self)
+
+    def forget(self) -> None:
+        """In a forked child: leave what was just observed to the parent."""
+        for durations, _ in list(self._of.values()):
+            durations.forget()
 
     def labels(self, *labels: str) -> Durations:
         return self._of.setdefault(labels, (Durations(), time.time()))[0]

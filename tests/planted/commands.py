@@ -214,8 +214,8 @@ FAULTS = (
     Fault(
         "forked child draws the tokens of its parent",
         "_util/tokens.py",
-        "        self._stock.clear()\n",
-        "",
+        "self._stock: list[bytes] = []",
+        'self._stock: list[bytes] = getattr(self, "_stock", [])',
         "tests/integration/lock/test_process.py::test_forked_children_draw_other_tokens[announced-ours-valkey]",
     ),
     Fault(

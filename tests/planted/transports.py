@@ -179,8 +179,8 @@ FAULTS = (
     Fault(
         "forked child cleans up for its parent",
         "_transport/threads/cleanup.py",
-        "        self.pending.clear()\n",
-        "",
+        "self.pending, self.endings, self._unheard = [], set(), set()",
+        "self.endings, self._unheard = set(), set()",
         "tests/integration/transport/test_threads.py::test_forget_drops_the_parents_unfinished_business[announced]",
     ),
     Fault(

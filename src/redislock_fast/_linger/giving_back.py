@@ -183,7 +183,7 @@ class Lingering(Part[ServerType]):
 
     def forget(self) -> None:
         """In a forked child: leave all keys to the parent."""
-        self._unconfirmed.clear()
+        self._unconfirmed = {}
         self.key_cache.forget()
 
 

@@ -134,6 +134,10 @@ class Durations:
                 del self._new[:count]
         return is_first
 
+    def forget(self) -> None:
+        """In a forked child: leave to the parent what is not sorted. The list is another one: see `_util/fork.py`."""
+        self._new = []
+
     def read(self) -> tuple[list[int], float]:
         """How many durations are in each bucket, the last one without a bound, and their sum in seconds."""
         while not self._sort_in():
@@ -224,8 +228,8 @@ class Recorder(ObserverByKind, patching.Adaptable):
         self._name_template = name_template
         self._observers: dict[str, _Observers] = {}
         self._holdings: dict[str, _Holdings] = {}
-        self._label = lru_cache(_KEPT_LABELS)(self._find_label)
         self._gauges: dict[Metric, dict[str, set[int]]] = {HELD: {}, WAITING: {}}
+        self._new_cache()
         self._mutex = threading.RLock()
         self._is_stale = False
         fork.forget_in_child(self)
@@ -237,10 +241,14 @@ class Recorder(ObserverByKind, patching.Adaptable):
     def forget(self) -> None:
         """In a forked child: nothing is held, and nobody waits. The output hears of it with the next change."""
         self._mutex = threading.RLock()
-        for counts in self._gauges.values():
-            for serials in counts.values():
-                serials.clear()
+        self._new_cache()
+        self._gauges = {metric: {label: set() for label in list(counts)} for metric, counts in self._gauges.items()}
+        for label, holdings in list(self._holdings.items()):
+            holdings.begin, holdings.end = self._counters(label)
         self._is_stale = True
+
+    def _new_cache(self) -> None:
+        self._label = lru_cache(_KEPT_LABELS)(self._find_label)
 
     def values(self, metric: Metric) -> list[tuple[tuple[str, str], int]]:
         """The values of a gauge by its labels, also those of semaphores."""
@@ -312,15 +320,15 @@ class Recorder(ObserverByKind, patching.Adaptable):
         label = self._label(name)
         holdings = self._holdings.get(label)
         if holdings is None:
-            begin: Callable[[int], object]
-            end: Callable[[int], object]
-            if self._output.sets_gauges:
-                begin, end = partial(self._begin, HELD, label), partial(self._end, HELD, label)
-            else:
-                held = self._gauges[HELD].setdefault(label, set())
-                begin, end = held.add, held.discard
-            holdings = self._holdings[label] = _Holdings(begin, end, self._observers[label])
+            holdings = self._holdings[label] = _Holdings(*self._counters(label), self._observers[label])
         return holdings
+
+    def _counters(self, label: str) -> tuple[Callable[[int], object], Callable[[int], object]]:
+        """What counts a holding with this label, and what counts it no more."""
+        if self._output.sets_gauges:
+            return partial(self._begin, HELD, label), partial(self._end, HELD, label)
+        held = self._gauges[HELD].setdefault(label, set())
+        return held.add, held.discard
 
     # ---- reports ----
 

@@ -5,6 +5,9 @@ system's `fork` and no hook. So whatever uses something that a child must not us
 out by itself, and has all forget what is the parent's before it returns. An object that holds such a thing compares the
 generation in which it was made, or registers with `forget_in_child`.
 
+Where threads contend for a list, set or dict, CPython 3.13 without the GIL leaves its lock taken in a child that is
+forked then: whatever the child does with it hangs. So what is forgotten is replaced by another object, not cleared.
+
 Thread safety: a child has one thread at first, but may have started others before it notices. They wait for the one
 that notices: no thread has a generation before all is forgotten. `_turns` has a lock for each process, so none that
 another thread of the parent may hold. A signal handler or finalizer of the same thread may come in the midst, and goes

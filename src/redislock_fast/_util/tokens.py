@@ -88,7 +88,6 @@ class TokenSource:
 
     def __init__(self, is_of_connection: bool = True) -> None:
         self._is_of_connection = is_of_connection
-        self._stock: list[bytes] = []
         self.forget()
         fork.forget_in_child(self)
 
@@ -101,11 +100,12 @@ class TokenSource:
         return token if kind is PLAIN else token[: _KIND.start] + kind + token[_KIND.stop :]
 
     def _draw(self) -> bytes:
+        stock = self._stock  # first: a signal handler may fork, and the child must not use what is drawn here
         digits = os.urandom(_RANDOM_BYTES * _BLOCK).hex().encode()
         begin = MARKER + self.identifier + PLAIN
         fresh = [begin + digits[at : at + _DIGITS] for at in range(0, len(digits), _DIGITS)]
         token = fresh.pop()
-        self._stock.extend(fresh)
+        stock.extend(fresh)
         return token
 
     def disown(self) -> None:
@@ -124,7 +124,7 @@ class TokenSource:
         """In a forked child: leave tokens and identifier to the parent."""
         first = 1 + os.urandom(1)[0] % 15 if self._is_of_connection else 0
         self.identifier = b"%x" % first + os.urandom(IDENTIFIER_BYTES).hex().encode()[: IDENTIFIER_BYTES - 1]
-        self._stock.clear()
+        self._stock: list[bytes] = []
 
 
 _of_process = TokenSource(is_of_connection=False)

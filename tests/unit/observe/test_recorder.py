@@ -46,6 +46,12 @@ class Values:
         self.gauges[metric, name, kind] = value
 
 
+class Unset(Values):
+    """One that reads the gauges itself."""
+
+    sets_gauges = False
+
+
 @pytest.mark.parametrize(
     ("name", "prefix"),
     [("invoice", "invoice"), ("invoice:17", "invoice"), ("a{b}:c", "a"), ("a:b{c}", "a"), ("{tag}:x", ""), ("", "")],
@@ -267,3 +273,19 @@ def test_prometheus_names_are_those_of_opentelemetrys_exporter() -> None:
         "redislock_waits",
     }
     assert WAITS.labels == ("name", "kind", "mode")
+
+
+def test_child_touches_nothing_that_threads_of_its_parent_share() -> None:
+    """Without the GIL, the lock of what they contend for may be taken there."""
+    recorder, durations = Recorder(Unset()), Durations()
+    recorder.holdings_of("name").begin(1)
+    (held,), new = recorder._gauges[HELD].values(), durations._new
+    recorder.forget()
+    durations.forget()
+    holdings = recorder.holdings_of("name")
+    holdings.begin(2)
+    holdings.begin(3)
+    holdings.end(3)
+    durations.observe(0.1)
+    assert (held, new) == ({1}, [])
+    assert ([*recorder.values(HELD)], sum(durations.read()[0])) == ([(("name", "lock"), 1)], 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from typing import Any
 
 import pytest
 
@@ -82,3 +84,27 @@ def test_a_forked_child_has_another_identifier_and_other_tokens() -> None:
 
 def test_id_names_a_token_and_has_nothing_of_it() -> None:
     assert "3c469e9d6c58" == token_id_of(b"token")
+
+
+def test_child_that_a_signal_handler_forks_draws_nothing_that_its_parent_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, urandom = TokenSource(), os.urandom
+
+    class Digits(bytes):
+        """There is a fork as they are put into tokens."""
+
+        def hex(self, *_: Any) -> Any:
+            return self
+
+        def encode(self) -> Digits:
+            return self
+
+        def __getitem__(self, at: Any) -> Any:
+            if forks:
+                forks.pop()()
+            return super().__getitem__(at)
+
+    forks = [source.forget]
+    digits = iter([Digits(urandom(10_000).hex().encode())])
+    monkeypatch.setattr(os, "urandom", lambda size: next(digits, None) or urandom(size))
+    source.new_token()  # its caller gets an error: the call is the parent's
+    assert identifier_of(source.new_token()) == source.identifier

@@ -165,9 +165,7 @@ class ThreadCleanup(Cleanup["ThreadServerTransport"]):
         """In a forked child: leave to the parent what is to be cleaned up."""
         self.has_cleaner = False
         self._cleaning_up = threading.RLock()
-        self.pending.clear()
-        self.endings.clear()
-        self._unheard.clear()
+        self.pending, self.endings, self._unheard = [], set(), set()
         self.claims = Claims(self.server.clean_up)  # another thread may have had its mutex
 
     def adapt(self) -> None:

@@ -370,16 +370,13 @@ class ThreadServerTransport(ServerTransport[Connection]):
         if self.lingering is not None:
             self.lingering.forget()
         self.forget_inside()
-        self._dedicated.clear()  # each of them has a `forget` of its own
+        self._dedicated = []  # each of them has a `forget` of its own
         self.kept_by_wings = {}
         if connection is not None:
             connection.forget()
 
     def forget_inside(self) -> None:
-        """In a forked child, once: no thread is inside. The set is another one: the former one's lock may be taken.
-
-        CPython without the GIL leaves the lock of an object taken in the child where threads contended for it.
-        """
+        """In a forked child, once: no thread is inside."""
         process = os.getpid()
         if self._child != process:
             self._child, self.inside = process, set()
