@@ -5,6 +5,7 @@ The peer is the other end of a socket pair in the test's own hands, so that repl
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import signal
 import socket
@@ -372,6 +373,7 @@ print(event.wait())
 """
 
 
+@pytest.mark.skipif(importlib.util.find_spec("eventlet") is None, reason="eventlet is not installed")
 def test_greenlet_that_several_sockets_wake_is_woken_once() -> None:
     finished = run_script(WAKE_AT_ONCE)
     assert (finished.stdout, finished.returncode) == ("sent\n", 0)

@@ -10,6 +10,9 @@ through `waited`.
 
 `conftest.py` imports the fixtures and the hook. A test waits by `wait_until`, which lets the loop run. Another thread
 must not use an asyncio lock: `World.start` runs work in another thread or task.
+
+Nothing may wait in a generator that a list, a set or `sorted` is made of: without the GIL, CPython has the lock of the
+list meanwhile, of which greenlets know nothing. A comprehension may wait.
 """
 
 from __future__ import annotations

@@ -200,6 +200,7 @@ async def test_loop_renews_where_no_thread_can(
 
     client: Any
     if why == "fake":
+        pytest.importorskip("lupa")  # for the scripts of fakeredis
         client = fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer())
     elif why == "unknown connections":
         pool = redis.asyncio.ConnectionPool(connection_class=Own, host="127.0.0.1", port=valkey.port)

@@ -291,13 +291,14 @@ def test_a_holder_that_may_not_be_listed_costs_no_wait(
     _gets_it(holders.on(valkey_scene.connect(**options), **LATE), holder, logged, UNKNOWN)
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("at_once", "unhurried")
 def test_a_wait_in_vain_ends_in_time(logged: Logged, holders: Holders, valkey: Server) -> None:
     holders.hold(valkey.port, **LATE)
     assert holders.make(valkey.port, **LATE).call("acquire", blocking_timeout=0.1) is False
     assert len(logged.texts) <= 1  # on a busy machine, the time may be up before it listens
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_short_wait_is_not_logged(logged: Logged, holders: Holders, valkey: Server) -> None:
     redislock_fast.log_waits(FAR_S)
     holders.hold(valkey.port, **LATE)
