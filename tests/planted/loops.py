@@ -26,7 +26,7 @@ FAULTS = (
         "_renewal/loop.py",
         ("        for lease in due:\n            self.keep(lease)\n        self._clean_up(late)\n"),
         "        self._clean_up(late)\n",
-        "tests/integration/holding/test_renewers.py::test_cancel_of_all_tasks_of_the_loop_ends_no_renewal",
+        "tests/integration/holding/test_renewers.py::test_cancel_of_all_tasks_of_the_loop_ends_no_renewal[loop]",
     ),
     Fault(
         "loop that is closed by hand does not wait for its requests",

@@ -13,7 +13,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import redis
@@ -92,9 +92,12 @@ def test_a_loss_is_told_where_no_thread_can_be_started(client: redis.Redis) -> N
 
 @pytest.mark.slow
 @in_loop
-async def test_cancel_of_all_tasks_of_the_loop_ends_no_renewal(valkey: Server) -> None:
+@pytest.mark.parametrize("auto_renew", [True, "loop"], ids=str)
+async def test_cancel_of_all_tasks_of_the_loop_ends_no_renewal(
+    valkey: Server, auto_renew: Literal[True, "loop"]
+) -> None:
     async with redis.asyncio.Redis(port=valkey.port) as client:
-        lock = AsyncLock(client, "name", timeout=_TTL_S, auto_renew=True)
+        lock = AsyncLock(client, "name", timeout=_TTL_S, auto_renew=auto_renew)
         assert await lock.acquire(blocking=False)
         ends_at = time.monotonic() + 3 * _TTL_S
         while time.monotonic() < ends_at:
