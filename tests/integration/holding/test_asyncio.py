@@ -372,6 +372,7 @@ async def test_lease_that_ended_unnoticed_is_told_by_acquire_or_extend(
         assert await lock.acquire_or_extend()
         held.push_async_callback(lock.release)
         gc.collect()  # what was lost is not taken for dropped
+        await eventually(lambda: losses.reasons, "the loss is told, by the renewing thread if that was faster")
         assert (losses.reasons, lock.valid) == ([LossReason.EXPIRED], True)
 
 
