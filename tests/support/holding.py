@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sysconfig
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -154,6 +155,10 @@ def passing(admin: redis.Redis, seconds: float) -> Callable[[], bool]:
 def until_passed(admin: redis.Redis, seconds: float) -> None:
     """Return once so much time has passed, by the server's clock."""
     wait_until(passing(admin, seconds), f"{seconds} s pass")
+
+
+with_gil = pytest.mark.skipif(sysconfig.get_config_var("Py_GIL_DISABLED") == 1, reason="no GIL stops others there")
+"""For tests that use `hold_the_gil`."""
 
 
 def hold_the_gil(seconds: float) -> None:

@@ -23,7 +23,7 @@ from redislock_fast.server import Server
 from tests.conftest import Servers
 from tests.support.async_helpers import AsyncClients, eventually, in_loop, in_task, run_in_loop
 from tests.support.helpers import PATIENCE_S, start, wait_until
-from tests.support.holding import BRIEF_S, LONG_S, RENEWED, SLOW_S, Losses, hold_the_gil, passing
+from tests.support.holding import BRIEF_S, LONG_S, RENEWED, SLOW_S, Losses, hold_the_gil, passing, with_gil
 from tests.support.proxy import Proxy
 from tests.support.redlock import LIMIT_S, delete, values
 from tests.support.waiting import FAR_S
@@ -169,6 +169,7 @@ async def test_callback_may_be_a_coroutine(make: Kept) -> None:
     assert await asyncio.wait_for(told.get(), PATIENCE_S) == (lock, LossReason.EXPIRED)
 
 
+@with_gil
 @in_loop
 async def test_blocked_loop_loses_the_lock_and_is_told(make: Kept, losses: Losses) -> None:
     lock = make(timeout=BRIEF_S, auto_renew=True, on_lost=losses)
@@ -360,6 +361,7 @@ async def test_callback_that_fails_later_is_logged(
 # Loops
 
 
+@with_gil
 @in_loop
 async def test_lease_that_ended_unnoticed_is_told_by_acquire_or_extend(
     async_valkey_client: redis.asyncio.Redis, losses: Losses

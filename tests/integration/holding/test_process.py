@@ -5,7 +5,6 @@ Rules: as in test_holding.
 
 from __future__ import annotations
 
-import sysconfig
 import threading
 
 import pytest
@@ -29,6 +28,7 @@ from tests.support.holding import (
     passing,
     renewed,
     until_passed,
+    with_gil,
 )
 from tests.support.waiting import CALLERS, FAR_S, Peer
 
@@ -152,10 +152,7 @@ def test_fork_takes_nothing_from_the_parent(
     assert (losses.reasons, holder.lock.valid, holder.call("owned")) == ([], True, True)
 
 
-WITH_GIL = pytest.mark.skipif(sysconfig.get_config_var("Py_GIL_DISABLED") == 1, reason="no GIL stops others there")
-
-
-@WITH_GIL
+@with_gil
 def test_lock_is_lost_and_told_where_the_gil_is_held_for_longer_than_its_ttl(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:
@@ -166,7 +163,7 @@ def test_lock_is_lost_and_told_where_the_gil_is_held_for_longer_than_its_ttl(
 
 
 @pytest.mark.slow
-@WITH_GIL
+@with_gil
 def test_lock_is_kept_where_the_gil_is_held_for_less_than_its_renewals_need(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses
 ) -> None:
