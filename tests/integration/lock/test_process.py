@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+import sysconfig
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -213,6 +215,10 @@ def test_forked_children_draw_other_tokens(in_fork: InFork, lock_class: LockClas
     assert 150 == len(drawn) == len(set(drawn))
 
 
+@pytest.mark.skipif(
+    sysconfig.get_config_var("Py_GIL_DISABLED") == 1 and sys.version_info < (3, 14),
+    reason="the child of threads that contend for an object may hang there: see docs/reference/connections.md",
+)
 def test_fork_while_other_threads_use_the_client(in_fork: InFork, client: redis.Redis) -> None:
     # Ours alone: redis-py's pool may be locked by another thread at the fork, and then forever in the child.
     finished = threading.Event()

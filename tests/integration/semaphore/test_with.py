@@ -119,7 +119,7 @@ def test_a_permit_is_a_context_of_its_own(semaphore: Any, admin: redis.Redis) ->
 
 def test_a_block_that_gets_no_permit_raises(world: World, valkey: Server, admin: redis.Redis) -> None:
     run_acquire(admin, new_tokens(1)[0], limit=1)
-    semaphore = world.semaphore(world.connect(valkey.port), 1, blocking_timeout=0.05, **LATE)
+    semaphore = world.semaphore(world.connect(valkey.port), 1, blocking_timeout=1, **LATE)
     with pytest.raises(LockError, match="Unable to acquire a permit") as caught, semaphore:
         pass
     assert caught.value.lock_name == "name"
