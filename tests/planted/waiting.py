@@ -11,6 +11,13 @@ _WAITERS = "tests/unit/queue/test_waiters.py::"
 
 FAULTS = (
     Fault(
+        "waiter does without the queue whose connection another thread subscribes",
+        "_queue/waiters.py",
+        "            channel = self.channel_of(key)  # again",
+        "            pass  # again",
+        f"{_WAITERS}test_waiter_queues_whose_connection_is_subscribed_by_another_thread_meanwhile",
+    ),
+    Fault(
         "attempt asks a holder of another library to give the key up",
         "_util/tokens.py",
         "return token[_KIND] == LISTENS and is_ours(token)",

@@ -396,8 +396,10 @@ class WaiterRegistry(Subscriptions):
     def take(self, key: bytes, token: bytes, mailbox: Any, connection: Any, node: Node) -> Waiter | None:
         """Register a waiter. Returns None where the connection has not tried to subscribe yet."""
         channel = self.channel_of(key)
-        if channel is None and not self.has_tried(key):
-            return None
+        if channel is None:
+            if not self.has_tried(key):
+                return None
+            channel = self.channel_of(key)  # again: another thread may have subscribed between the two looks
         key_queue = self._key_queues.get(key)
         if key_queue is None:
             key_queue = self._key_queues.setdefault(key, KeyQueue(self._waits.get(key, 0.0)))

@@ -370,3 +370,18 @@ def test_threads_that_come_and_go_at_once_leave_nothing(registry: WaiterRegistry
     finally:
         sys.setswitchinterval(before)
     assert (registry._by_token, registry._key_queues) == ({}, {})
+
+
+def test_waiter_queues_whose_connection_is_subscribed_by_another_thread_meanwhile(
+    registry: WaiterRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = registry.channel_for(b"anew")
+    registry.note_end(channel)
+    has_tried = registry.has_tried
+
+    def subscribe_and_look(key: bytes) -> bool:
+        registry.note_subscription(channel, True)
+        return has_tried(key)
+
+    monkeypatch.setattr(registry, "has_tried", subscribe_and_look)
+    assert take(registry, key=b"anew").channel == channel
