@@ -31,7 +31,7 @@ _ON_CONNECTIONS = ("cut", "unsent", "deaf")
 """Those that happen to one connection of a process alone."""
 
 _LONGEST_BLOCK = 8000
-"""For how long a loop is blocked at most, in thousandths of a ttl."""
+"""How long a loop is blocked at most, in thousandths of a ttl."""
 
 _DENIALS = (
     frozenset({"EVAL", "EVALSHA"}),

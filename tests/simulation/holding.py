@@ -70,12 +70,12 @@ _MAX_EVENTS = 30_000
 _SETTLED_US = 2_000_000
 _MOST_STALLED = 3  # ttls: `max_stall` by default
 _BARRED_FROM_MS = 400  # of a shorter ttl, an attempt to connect takes so much that the loop may come too late
-_PREEMPTED = 1 / 20  # of a ttl: for how long a renewing thread is preempted at most
+_PREEMPTED = 1 / 20  # of a ttl: how long a renewing thread is preempted at most
 _STALE_US = 20_000  # what messages take in a calm world
 
 
 def most_stalled_us(ttl_ms: int) -> int:
-    """For how long at most a lock is held whose holder's loop does not run: `max_stall`, a ttl and a third of one."""
+    """How long a lock is held at most whose holder's loop does not run: `max_stall`, a ttl and a third of one."""
     return int((_MOST_STALLED + 4 / 3 + 6 * _PREEMPTED) * 1000 * ttl_ms)  # each renewal comes sooner or later
 
 

@@ -348,8 +348,8 @@ class Process:
         leapt_us: by how much its clock has leapt forward.
         frozen_until_us: until when it is stopped.
         busy_until_us: until when its loop runs nothing more, as something blocks that; its renewing thread runs.
-        longest_stop_us: for how long at most its loop has not run, or will not have.
-        preempted_us: for how long at most it is preempted between two steps: only its renewing thread is.
+        longest_stop_us: how long at most its loop has not run, or will not have.
+        preempted_us: how long at most it is preempted between two steps: only its renewing thread is.
         parts: itself, and its renewing thread where it has one: each has a connection of its own.
         pending_cleanup: the keys and tokens that are to be cleaned up.
     """
@@ -402,7 +402,7 @@ class Process:
         self.longest_stop_us = max(self.longest_stop_us, until_us - self._stopped_since_us)
 
     def busy_for_us(self) -> int:
-        """For how long its loop has been blocked."""
+        """How long its loop has been blocked."""
         is_busy = self.busy_until_us > self.world.now_us
         return self.world.now_us - self._stopped_since_us if is_busy else 0
 
