@@ -45,8 +45,8 @@ FAULTS = (
     Fault(
         "interrupted acquire of a task leaves its token noted",
         "_procedures/first_request.py",
-        ("        owner.holding.end_count()\n    if owner.token == token:\n"),
-        ("        owner.holding.end_count()\n    if False:\n"),
+        ("        end_count(owner.holding)\n    if owner.token == token:\n"),
+        ("        end_count(owner.holding)\n    if False:\n"),
         "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[KeyboardInterrupt-tasks-warm-usual-valkey]",
     ),
     Fault(

@@ -78,13 +78,13 @@ class Holding:
         held = self.held
         if held is None:
             return self.lease
-        fresh: Lease | None = self._new_lease(held)
+        fresh = self._new_lease(held)
         with mutex.lock:
-            if self.lease is None and fresh is not None:
+            if self.lease is None:
                 fresh.over = self.over
-                self.lease, fresh = fresh, None
+                self.lease = fresh
             lease = self.lease
-        if fresh is not None:  # the renewer was faster
+        if lease is not fresh:  # the renewer was faster
             fresh.counted = None
         return lease
 
@@ -119,14 +119,6 @@ class Holding:
         serial = next_serial()
         self.counted = (reports, serial)
         reports.begin(serial)
-
-    def end_count(self) -> None:
-        """Have observers count the lock as held no more."""
-        counted = self.counted
-        if counted is not None:
-            reports, serial = counted
-            reports.end(serial)
-            self.counted = None  # last: after an interrupt before, it is reported again
 
     def begin_release(self, token: bytes) -> bool:
         """Begin a release. Returns False where it must go by the lease, or another token is held."""

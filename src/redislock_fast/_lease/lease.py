@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from redis.exceptions import LockNotOwnedError
 
 from redislock_fast._lease.kept import KeptKey
-from redislock_fast._lease.metrics import Counted, Reports, next_serial, report, report_end_later
+from redislock_fast._lease.metrics import Counted, Reports, end_count, next_serial, report, report_end_later
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util.errors import LossReason
@@ -177,14 +177,6 @@ class Lease:
             self.counted = (reports, serial)
             reports.begin(serial)
 
-    def end_count(self) -> None:
-        """Have observers count the lock as held no more. Any thread may call it, and more than once."""
-        counted = self.counted
-        if counted is not None:
-            reports, serial = counted
-            reports.end(serial)
-            self.counted = None  # last: after an interrupt before, it is reported again
-
     # ---- validity ----
 
     @property
@@ -218,7 +210,7 @@ class Lease:
         if self.cached is not None:
             self.cached.lose(self.token)
         self.report("record_loss", clock() - self.acquired_at, reason)
-        self.end_count()
+        end_count(self)
         return True
 
     def end(self) -> bool:

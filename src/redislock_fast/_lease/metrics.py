@@ -31,6 +31,7 @@ __all__ = [
     "Reports",
     "Wait",
     "WaitMode",
+    "end_count",
     "install",
     "installed",
     "next_serial",
@@ -327,6 +328,25 @@ class Reports:
 
 Counted: TypeAlias = tuple[Reports, int]
 """What counts a holding: the reports, and the serial that they were given."""
+
+
+class _Counting(Protocol):
+    """A holding or a lease.
+
+    Attributes:
+        counted: what counts the lock as held; None: nothing does.
+    """
+
+    counted: Counted | None
+
+
+def end_count(counting: _Counting) -> None:
+    """Have observers count a lock as held no more. Any thread may call it, and more than once."""
+    counted = counting.counted
+    if counted is not None:
+        reports, serial = counted
+        reports.end(serial)
+        counting.counted = None  # last: after an interrupt before, it is reported again
 
 
 class Wait:

@@ -11,7 +11,7 @@ import redis.asyncio
 
 from redislock_fast._lease.callbacks import current_callback
 from redislock_fast._lease.holding import Holding
-from redislock_fast._lease.metrics import report_call
+from redislock_fast._lease.metrics import end_count, report_call
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
 from redislock_fast._pipe.base import NOT_ASKED
@@ -222,7 +222,7 @@ def drop_acquired(lock: LockBase, owner: Owner, token: bytes) -> None:
     if lease is not None and lease.token == token:
         forget_lease(lock, owner, lease)
     if owner.holding is not None and owner.holding.held is None:
-        owner.holding.end_count()
+        end_count(owner.holding)
     if owner.token == token:
         owner.token = None
 

@@ -18,6 +18,7 @@ from redis.exceptions import (
 from redislock_fast._lease.callbacks import lease_of_callback
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.metrics import (
+    end_count,
     report,
     report_call,
     report_later,
@@ -220,7 +221,7 @@ def report_release(lock: LeaseLock, lease: Lease, released: bool) -> None:
     if lease.options.adaptive is not None:
         lease.options.adaptive.observe(lock.name, held_s)
     lease.report_release(held_s, released)
-    lease.end_count()
+    end_count(lease)
     what = "released {}, held for" if released else "released {}, which was lost before, held for"
     report_call(lease.options, what, lock.name, held_s, lease.token)
 
@@ -238,5 +239,5 @@ def forget_lease(lock: LeaseLock, owner: Owner, lease: Lease) -> None:
     """End a lease without a release of the lock."""
     lock._let_go(lease)
     lease.end()
-    lease.end_count()
+    end_count(lease)
     owner.lease = None

@@ -12,7 +12,7 @@ from redis.exceptions import (
 
 from redislock_fast._lease.holding import Held, Holding
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.metrics import report_call, report_end_later
+from redislock_fast._lease.metrics import end_count, report_call, report_end_later
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.lease import (
     UNLOCKED,
@@ -140,7 +140,7 @@ def report_end(lock: LockBase, holding: Holding, held: Held) -> None:
     _, token, _, _, options, acquired_at = held
     held_s = clock() - acquired_at
     options.reports_of(lock._name).released(held_s, True)
-    holding.end_count()
+    end_count(holding)
     if options.logs_calls:
         report_call(options, "released {}, held for", lock._name, held_s, token)
 

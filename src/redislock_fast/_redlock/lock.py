@@ -31,7 +31,7 @@ from redis.exceptions import (
 from redislock_fast._lease.callbacks import end_callback
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.logs import log_if_long
-from redislock_fast._lease.metrics import report_call, waiting_of
+from redislock_fast._lease.metrics import end_count, report_call, waiting_of
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.lease import (
@@ -170,7 +170,7 @@ class RedlockBase(RedlockSettings):
         if lease is not None and lease.token == token:
             self._let_go(lease)
             lease.end()
-            lease.end_count()
+            end_count(lease)
             owner.lease = None
         if owner.token == token:  # where the owner is shared, another caller may have acquired meanwhile
             owner.token = new_standing_of(owner).majority = None
