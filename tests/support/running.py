@@ -20,6 +20,16 @@ ECHO = ["sh", "-c", "echo begun; exec cat"]
 GRANDCHILD = ["sh", "-c", "sh -c 'echo begun; exec sleep 60'; :"]
 """A shell that waits for a process of its own."""
 
+ALONE = """if True:
+    import fcntl, signal, sys
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    file = open(sys.argv[1], "a")
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    print("begun", flush=True)
+    sys.stdin.read()
+"""
+"""Ends with its input or by KILL alone, and cannot begin while another one of its kind lives."""
+
 
 class Run:
     """A process of `redislock`. The end of its output says that every process that it has started is over.

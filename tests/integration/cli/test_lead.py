@@ -15,7 +15,7 @@ import redis
 from redislock_fast.server import Server, free_port
 from tests.integration.cli.conftest import Command
 from tests.support.proxy import Proxy
-from tests.support.running import ECHO, GRANDCHILD, Run, Runs
+from tests.support.running import ALONE, ECHO, GRANDCHILD, Run, Runs
 from tests.support.waiting import FAR_S, queued, until_queued
 
 pytestmark = pytest.mark.slow
@@ -24,16 +24,6 @@ FAR = ("-t", str(FAR_S))
 
 ASK = ["sh", "-c", "echo term $REDISLOCK_TERM; read -r code; exit $code"]
 """Says its term, then ends with the code that it is told."""
-
-ALONE = """if True:
-    import fcntl, signal, sys
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    file = open(sys.argv[1], "a")
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    print("begun", flush=True)
-    sys.stdin.read()
-"""
-"""Ends with its input or by KILL alone, and cannot begin while another one of its kind lives."""
 
 
 def lead(runs: Runs, port: int, *arguments: str, options: tuple[str, ...] = FAR) -> Run:

@@ -19,7 +19,7 @@ from tests.conftest import MakeUser
 from tests.integration.cli.conftest import Command
 from tests.support.helpers import wait_until
 from tests.support.proxy import Proxy
-from tests.support.running import ECHO, GRANDCHILD, Runs
+from tests.support.running import ALONE, ECHO, GRANDCHILD, Runs
 from tests.support.waiting import FAR_S, queued, until_queued
 
 pytestmark = pytest.mark.slow
@@ -131,17 +131,6 @@ def test_release_that_fails_leaves_the_exit_code_alone(runs: Runs, valkey: Serve
 
 
 # The lock is lost: the command ends before another one can begin
-
-
-ALONE = """if True:
-    import fcntl, signal, sys
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    file = open(sys.argv[1], "a")
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    print("begun", flush=True)
-    sys.stdin.read()
-"""
-"""Ends with its input or by KILL alone, and cannot begin while another one of its kind lives."""
 
 
 def refuse(proxy: Proxy) -> None:
