@@ -41,7 +41,7 @@ __all__ = ["Election", "Leader", "Term"]
 logger = logging.getLogger("redislock_fast.election")
 
 _CAMPAIGN_S = 1.0
-"""For how long a candidate waits in the lock's queue before it looks whether it was stopped, and joins it again."""
+"""How long a candidate waits in the lock's queue before it looks whether it was stopped, and joins it again."""
 
 _PAUSE_S = 1.0
 """How long a candidate waits where the server is away."""
@@ -75,7 +75,7 @@ class Term:
         return self.number > 0 and self._lock.valid
 
     def remaining(self) -> float:
-        """For how long the term certainly lasts unless it is renewed, in seconds. Sends nothing."""
+        """How long the term certainly lasts unless it is renewed, in seconds. Sends nothing."""
         return self._lock.remaining()
 
     def ensure_held(self) -> None:

@@ -309,7 +309,7 @@ class Simulation:
             self._violation = what
 
     def _lasts_us(self, what: Any, is_so: bool) -> int:
-        """For how long this has been so without a break, in microseconds."""
+        """How long this has been so without a break, in microseconds."""
         if not is_so:
             self._since_us.pop(what, None)
             return 0
@@ -364,7 +364,7 @@ class Simulation:
             self.fail(f"{stand.who} has {left_s} s left, and it ends at {ends_us / 1e6}")
 
     def _longest_stall_us(self) -> int:
-        """For how long at most a process leads whose loop hangs."""
+        """How long a process whose loop hangs leads at most."""
         return most_stalled_us(self.ttl_ms) + self._slack_us()
 
     def _slack_us(self) -> int:

@@ -33,7 +33,7 @@ _GRANTING = (ACQUIRE_PERMIT, FOR_PERMITS[WAIT.sha], FOR_PERMITS[LEAVE.sha], FOR_
 _NO_MESSAGES = frozenset({"PUBLISH", "PUBSUB"})
 _HANDED_ON_MS = 20
 _QUIET_US = 40_000_000
-"""For how long the cleanups go on after the last caller has ended: their pauses double up to 30 s."""
+"""How long the cleanups go on after the last caller has ended: their pauses double up to 30 s."""
 
 
 class Caller(Waiter):

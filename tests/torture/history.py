@@ -206,7 +206,7 @@ class History:
     ended: set[str] = field(default_factory=set)
 
     def stalled(self, since: int, until: int, *processes: str) -> int:
-        """For how long the machine and these processes stood still in this time, in nanoseconds."""
+        """How long the machine and these processes stood still in this time, in nanoseconds."""
         found = [self._stalls_of[process] for process in ("", *processes) if process in self._stalls_of]
         return sum(stalls.before(until) - stalls.before(since) for stalls in found) if since < until else 0
 

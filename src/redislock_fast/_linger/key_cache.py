@@ -49,7 +49,7 @@ _OVERDUE_S = 0.005
 
 _FIRST_BAN_S = 1.0
 _LONGEST_BAN_S = 60.0
-"""For how long a key that was wanted while it lingered is not kept; doubled when that happens again soon."""
+"""How long a key that was wanted while it lingered is not kept; doubled when that happens again soon."""
 
 
 class CachedKey:

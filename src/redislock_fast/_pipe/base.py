@@ -174,7 +174,7 @@ class Pipe(Protocol):
 
     @property
     def silence_s(self) -> float:
-        """For how long requests have been under way without a byte coming back, in seconds."""
+        """How long requests have been under way without a byte coming back, in seconds."""
 
     def call(self, args: Args, timeout_s: float) -> Reply:
         """Send one request and wait for its reply.

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def valid_s(ttl_ms: int) -> float:
-    """For how long a lease is certainly valid from the time before its request left, in seconds.
+    """How long a lease is certainly valid from the time before its request left, in seconds.
 
     That is less than the ttl, for clocks that drift.
     """

@@ -51,7 +51,7 @@ class LoopWatch:
         return self._loop.is_running()
 
     def stalled_s(self, now: float) -> float:
-        """For how long the loop has certainly not run, in seconds. Asks it again where it has answered."""
+        """How long the loop has certainly not run, in seconds. Asks it again where it has answered."""
         if self._asked_at is None:
             self._asked_at = now
             self.call(self._answer)

@@ -40,7 +40,7 @@ MOST_LOSSES = 2
 """After so many connections in a row that a server has closed for a request, the request is not sent any more."""
 
 _PLAIN_S = 600.0
-"""For how long connections are made without the queue after such losses, in seconds."""
+"""How long connections are made without the queue after such losses, in seconds."""
 
 
 class _Pipe(Protocol):

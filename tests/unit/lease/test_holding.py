@@ -28,7 +28,7 @@ class Lock:
 
 
 class Renewer:
-    """What a dropped holding calls.
+    """The renewer that a dropped holding calls.
 
     Attributes:
         dropped: the entries of the locks that were dropped.
