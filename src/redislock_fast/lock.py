@@ -24,21 +24,18 @@ from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import ThreadOwners
 from redislock_fast._linger.procedures import release_here
 from redislock_fast._linger.threads import LINGER, acquire_lingering, take_lingering
-from redislock_fast._procedures.acquisition import attempt_for_caller
-from redislock_fast._procedures.first_request import (
+from redislock_fast._procedures.acquire import (
+    acquire_lock,
+    attempt_for_caller,
     clean_up_after,
     go_on,
     hold_by_reply,
     new_call,
-    new_release,
-    release_from,
-    settle_release,
 )
 from redislock_fast._procedures.lease import not_entered
 from redislock_fast._procedures.lock import Hooks, LockBase
 from redislock_fast._procedures.loss import LeaseLoss
-from redislock_fast._procedures.on_options import acquire_lock
-from redislock_fast._procedures.prolonging import (
+from redislock_fast._procedures.prolong import (
     drop_lost,
     extend_lock,
     extend_once,
@@ -49,7 +46,13 @@ from redislock_fast._procedures.prolonging import (
     read_owned,
     to_prolong,
 )
-from redislock_fast._procedures.release import release_for_caller, release_lock
+from redislock_fast._procedures.release import (
+    new_release,
+    release_for_caller,
+    release_from,
+    release_lock,
+    settle_release,
+)
 from redislock_fast._protocol.steps import Steps
 from redislock_fast._renewal.threads import Renewer, call_on_wanted, renewer_of, report_loss, report_losses_in_threads
 from redislock_fast._transport.threads.driver import drive, transport_of

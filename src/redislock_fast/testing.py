@@ -18,7 +18,7 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._procedures.loss import lose as note_loss
-from redislock_fast._procedures.prolonging import read_owned
+from redislock_fast._procedures.prolong import read_owned
 from redislock_fast._protocol.keys import lock_of_queue
 from redislock_fast._renewal.threads import report_loss
 from redislock_fast._transport.threads.driver import transport_of

@@ -157,7 +157,7 @@ FAULTS = (
     ),
     Fault(
         "lock that its first reply has granted is not renewed",
-        "_procedures/first_request.py",
+        "_procedures/acquire.py",
         "        renewer.list_holding(holding, ttl_ms, expires_at - ttl_ms / 1000)\n",
         "        pass\n",
         "tests/integration/holding/test_by_reply.py::test_each_holding_is_renewed",
@@ -246,14 +246,14 @@ FAULTS = (
     ),
     Fault(
         "lock that too few replicas have is returned",
-        "_procedures/on_options.py",
+        "_procedures/acquire.py",
         "if not replicate.result:",
         "if False:",
         "tests/integration/lock/test_replication.py::test_too_few_raise_and_the_lock_is_given_back[valkey-threads]",
     ),
     Fault(
         "acquire that is not completed keeps the key",
-        "_procedures/on_options.py",
+        "_procedures/acquire.py",
         "        call.left += drop_failed(lock, owner, pending, before, token)\n        report_failure(",
         "        report_failure(",
         "tests/integration/lock/test_replication.py::test_too_few_raise_and_the_lock_is_given_back[valkey-threads]",
@@ -315,7 +315,7 @@ FAULTS = (
     ),
     Fault(
         "release of a shared lock ends what another thread has acquired since",
-        "_procedures/first_request.py",
+        "_procedures/acquire.py",
         "    if owner.is_shared:\n        return False\n",
         "",
         (

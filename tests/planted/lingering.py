@@ -431,7 +431,7 @@ FAULTS = (
     ),
     Fault(
         "interrupt that is an error leaves the key of an acquire",
-        "_procedures/first_request.py",
+        "_procedures/acquire.py",
         "_NO_INTERRUPTS = (redis.RedisError,",
         "_NO_INTERRUPTS = (Exception,",
         (

@@ -44,7 +44,7 @@ FAULTS = (
     ),
     Fault(
         "interrupted acquire of a task leaves its token noted",
-        "_procedures/first_request.py",
+        "_procedures/acquire.py",
         ("        end_count(owner.holding)\n    if owner.token == token:\n"),
         ("        end_count(owner.holding)\n    if False:\n"),
         "tests/integration/lock/test_interrupts.py::test_interrupt_just_behind_the_noting[KeyboardInterrupt-tasks-warm-usual-valkey]",
@@ -93,7 +93,7 @@ FAULTS = (
     ),
     Fault(
         "task that acquires or extends holds by another task's token",
-        "_procedures/prolonging.py",
+        "_procedures/prolong.py",
         ("    owner = lock._taken()\n    lost = lease_of_callback(lock)\n"),
         ("    owner = lock._held()\n    lost = lease_of_callback(lock)\n"),
         "tests/integration/lock/test_asyncio_loops.py::test_acquire_or_extend_does_not_hold_by_another_task",

@@ -143,7 +143,7 @@ FAULTS = (
     ),
     Fault(
         "interrupt while a timeout is handled leaves the key",
-        "_procedures/first_request.py",
+        "_procedures/acquire.py",
         "    lock._transport.clean_up([(lock._key, one) for one in dict.fromkeys(tokens)])\n",
         "",
         (

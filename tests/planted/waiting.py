@@ -71,7 +71,7 @@ FAULTS = (
     ),
     Fault(
         "acquire that is refused after its deadline joins the queue",
-        "_procedures/acquisition.py",
+        "_procedures/acquire.py",
         ("        if not contended and limit.is_over:\n            return False\n"),
         "",
         "tests/unit/procedures/test_acquisition.py::test_acquire_that_is_refused_after_its_deadline_asks_no_more",
@@ -116,14 +116,14 @@ FAULTS = (
     ),
     Fault(
         "no other waiter makes the health checks when the poller leaves",
-        "_queue/key_queue.py",
+        "_queue/waiters.py",
         "        if self.poller is waiter:\n",
         "        if False:\n",
         "tests/unit/queue/test_waiters.py::test_the_shortest_interval_looks_and_of_equals_the_last",
     ),
     Fault(
         "waiter that has left stays in the queue by a late reply",
-        "_queue/key_queue.py",
+        "_queue/waiters.py",
         "        if self.waiters.get(waiter.token) is not waiter:\n            self.dequeue(waiter)\n",
         "",
         "tests/unit/queue/test_waiters.py::test_late_reply_brings_back_no_waiter_that_has_left",
@@ -165,14 +165,14 @@ FAULTS = (
     ),
     Fault(
         "grant is dropped when the acquire is cancelled",
-        "_procedures/acquisition.py",
+        "_procedures/acquire.py",
         "        call.left += [(lock._key, token) for token in left_by_waiting(waiting, owner)]\n",
         "",
         "tests/integration/waiting/test_giving_up.py::test_dropped_at_any_point_of_waiting[valkey-asyncio]",
     ),
     Fault(
         "interrupted acquire leaves its key",
-        "_procedures/acquisition.py",
+        "_procedures/acquire.py",
         "if must_clean_up_interrupted(call):",
         "if False:",
         (
@@ -182,14 +182,14 @@ FAULTS = (
     ),
     Fault(
         "deadline of a poller is ignored",
-        "_procedures/acquisition.py",
+        "_procedures/acquire.py",
         "if not call.deadline.allows(pause_s):",
         "if False:",
         "tests/compat/test_waiting.py::test_blocking_timeout_sleeps_until_the_next_sleep_would_pass_it[threads-ours]",
     ),
     Fault(
         "token that is being cleaned up is used again",
-        "_procedures/acquisition.py",
+        "_procedures/acquire.py",
         ("        call.token = lock._next_token(None)\n    if call.deadline.wait_s"),
         ("        pass\n    if call.deadline.wait_s"),
         (
@@ -199,7 +199,7 @@ FAULTS = (
     ),
     Fault(
         "lock that its own holder waits for is waited for without end",
-        "_procedures/acquisition.py",
+        "_procedures/acquire.py",
         ("        and is_held_with(attempt.holder, owner.token)\n    ):\n"),
         ("        and False\n    ):\n"),
         (
@@ -231,21 +231,21 @@ FAULTS = (
     ),
     Fault(
         "interrupt in the first request is dropped, and the acquire goes on",
-        "_procedures/first_request.py",
+        "_procedures/acquire.py",
         "(connection, reply, interruption))",
         "(connection, reply, None))",
         "tests/integration/lock/test_interrupts.py::test_acquire_interrupted_at_any_line[KeyboardInterrupt-threads-{}-valkey]",
     ),
     Fault(
         "interrupt before the first request is dropped, and the acquire goes on",
-        "_procedures/first_request.py",
+        "_procedures/acquire.py",
         ("        if interruption is not None:\n            raise interruption\n        return\n"),
         "        return\n",
         "tests/integration/lock/test_interrupts.py::test_acquire_interrupted_at_any_line[KeyboardInterrupt-threads-{}-valkey]",
     ),
     Fault(
         "refused caller makes a second attempt before it queues",
-        "_procedures/first_request.py",
+        "_procedures/acquire.py",
         "        call.is_refused = True\n",
         "",
         (

@@ -27,7 +27,7 @@ from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.keys import fence_key
 from redislock_fast._protocol.operation import Operation
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._queue import key_queue, waiters, waiting
+from redislock_fast._queue import waiters, waiting
 from redislock_fast._renewal import loop as loop_renewer
 from redislock_fast._renewal import off_loop, schedule, threads
 from redislock_fast._renewal.loop import renewer_of
@@ -163,7 +163,7 @@ def simulated(
     world: World, dice: random.Random, sites: list[Site], more: Sequence[tuple[Any, str, Any]] = ()
 ) -> Iterator[None]:
     """A context with the world's clock and chance in place of the real ones, and what `more` says in other places."""
-    procedures = (lock, lease_procedure, loss, key_queue, waiters, waiting)
+    procedures = (lock, lease_procedure, loss, waiters, waiting)
     timed = (*procedures, lease_module, owner, times, schedule, loop_renewer, off_loop, threads)
     places: list[tuple[Any, str, Any]] = [(module, "clock", world.clock) for module in timed]
     places += [(schedule, "_random", dice), *places_of(world), *more]

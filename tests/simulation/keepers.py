@@ -20,8 +20,7 @@ from redislock_fast._linger.key_lease import LocalWaiter
 from redislock_fast._linger.procedures import cached_key, release_here, take_at_once
 from redislock_fast._linger.watching_loop import LoopLingering
 from redislock_fast._pipe.base import Args, OnReply
-from redislock_fast._procedures.first_request import new_call
-from redislock_fast._procedures.on_options import acquire_lock
+from redislock_fast._procedures.acquire import acquire_lock, new_call
 from redislock_fast._procedures.release import release_lock
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._transport.base import ServerTransport

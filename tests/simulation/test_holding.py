@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redislock_fast._lease.lease import Lease
-from redislock_fast._procedures import acquisition, loss
+from redislock_fast._procedures import acquire, loss
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._protocol.commands import Acquire, Reacquire, ReadHolder
 from redislock_fast._renewal.loop import LoopRenewer
@@ -151,7 +151,7 @@ def _renew_for_ever(self: Lease, now: float) -> int | None:
         (Lease, "prolonged_by_hand", _believe_the_holder, "rough", "left, and it ends|the key does not say so"),
         (Lease, "due_at", _renew_at_the_end, "calm", "could be renewed"),
         (Lease, "renewal_ms", _renew_for_ever, "calm", "longer than it wants"),
-        (acquisition, "note_lease", _count_from_the_reply, "rough", "left, and it ends"),
+        (acquire, "note_lease", _count_from_the_reply, "rough", "left, and it ends"),
         (Schedule, "add", _add_before_its_time, "calm", "forever"),
         (LoopRenewer, "_clean_up", _never_undo, "calm", "has done with it"),
         (loss, "lose", _lose_in_silence, "faults", "is not told|forever"),

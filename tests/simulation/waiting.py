@@ -21,7 +21,7 @@ from redislock_fast._protocol.commands import Reacquire, Release
 from redislock_fast._protocol.keys import queue_keys
 from redislock_fast._protocol.own_token import HELD
 from redislock_fast._protocol.scripts import REACQUIRE, REDEEM, WAIT
-from redislock_fast._queue import key_queue, waiters, waiting
+from redislock_fast._queue import waiters, waiting
 from redislock_fast._util import times
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with
 from tests.simulation.faults import Faults
@@ -352,7 +352,7 @@ class Simulation:
     @contextlib.contextmanager
     def _simulated(self) -> Iterator[None]:
         """Put the world's clock in place of the real one."""
-        modules: list[Any] = [waiting, key_queue, waiters, times]
+        modules: list[Any] = [waiting, waiters, times]
         real = [module.clock for module in modules]
         for module in modules:
             module.clock = self.world.clock

@@ -20,8 +20,7 @@ from redislock_fast._linger.procedures import (
     take_kept,
 )
 from redislock_fast._linger.watching_loop import LoopLingering
-from redislock_fast._procedures.call import Call
-from redislock_fast._procedures.first_request import clean_up_after, go_on, new_call
+from redislock_fast._procedures.acquire import Call, clean_up_after, go_on, new_call
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._procedures.release import release_what
 from redislock_fast._transport.loop.driver import drive

@@ -19,11 +19,10 @@ from redislock_fast._lease.owner import Owner
 from redislock_fast._linger.giving_back import Lingering
 from redislock_fast._linger.key_cache import CachedKey, KeyCache
 from redislock_fast._linger.key_lease import KeyLease
-from redislock_fast._procedures.acquisition import acquire_until, key_ttl_ms, set_limit
-from redislock_fast._procedures.call import Call, CleanupEntries
+from redislock_fast._procedures.acquire import Call, acquire_until, key_ttl_ms, set_limit
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._protocol.commands import Reacquire
-from redislock_fast._protocol.steps import Do, Steps
+from redislock_fast._protocol.steps import CleanupEntries, Do, Steps
 from redislock_fast._util.times import (
     Limit,
     clock,

@@ -19,13 +19,13 @@ from redislock_fast._linger.procedures import (
     take_kept,
 )
 from redislock_fast._linger.watching_threads import ThreadLingering
-from redislock_fast._procedures.first_request import clean_up_after, go_on
+from redislock_fast._procedures.acquire import clean_up_after, go_on
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._transport.threads.driver import drive
 
 if TYPE_CHECKING:
     from redislock_fast._lease.owner import Owner
-    from redislock_fast._procedures.call import Call
+    from redislock_fast._procedures.acquire import Call
 
 __all__ = ["LINGER", "acquire_lingering", "take_lingering"]
 

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.handle import Handle
     from redislock_fast._lease.options import OptionSettings
-    from redislock_fast._procedures.call import Call
+    from redislock_fast._procedures.acquire import Call
 
 __all__ = [
     "EXTEND",

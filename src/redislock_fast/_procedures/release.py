@@ -6,14 +6,18 @@ import asyncio
 from functools import partial
 from typing import Any
 
+import redis
+import redis.asyncio
 from redis.exceptions import (
-    LockNotOwnedError,  # redis-py's, as everywhere in its users' code
+    LockNotOwnedError,
 )
 
+from redislock_fast._lease.callbacks import current_callback
 from redislock_fast._lease.holding import Held, Holding
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.metrics import end_count, report_call, report_end_later
 from redislock_fast._lease.owner import Owner
+from redislock_fast._pipe.base import NOT_ASKED, Args
 from redislock_fast._procedures.lease import (
     UNLOCKED,
     leave_once,
@@ -24,17 +28,120 @@ from redislock_fast._procedures.lease import (
     unlocked_error,
 )
 from redislock_fast._procedures.lock import RELEASE, LockBase
-from redislock_fast._protocol.commands import Reacquire, Release
+from redislock_fast._protocol.commands import HANDED_OVER, Reacquire, Release
+from redislock_fast._protocol.operation import FirstRequest
 from redislock_fast._protocol.steps import Do, Steps
-from redislock_fast._util.times import (
-    clock,
-    positive_ms,
-)
+from redislock_fast._util.times import clock, positive_ms
+from redislock_fast._util.tokens import TokenSource
+from redislock_fast._util.tracing import OWN, OWN_ASYNC, providers
 
 __all__ = []
 
+_Client = redis.Redis
+
+_AsyncClient = redis.asyncio.Redis
+
 _LOOK_S = 0.002
 """How long to wait between two looks at a renewal that is under way."""
+
+
+# ---- the first request ----
+
+
+class ReleaseCall(FirstRequest):
+    """One release of a lock without hooks. It belongs to the thread or task that has made it.
+
+    Attributes:
+        kind: the operation.
+        token: with which it is held.
+        contended: whether the first request hands the lock over; see `Release`.
+        holding: what the owner has held on options; None where it never has.
+        held: what it held when the release began.
+    """
+
+    kind: Any
+    token: bytes
+    contended: bool
+    holding: Holding | None
+    held: Held | None
+
+    def request_on(self, connection: Any, tokens: TokenSource) -> Args:  # noqa: ARG002  # as for an acquire
+        """The first request."""
+        self.request, self.ours = self.kind.first_request(connection.capabilities, self.key, self.token, self.contended)
+        self.connection = connection
+        return self.request
+
+
+def new_release(lock: LockBase, owner: Owner, token: object) -> ReleaseCall | None:
+    """The call of a release whose first request may leave before anything else is done, as mostly.
+
+    None where a hook is overridden that concerns it, something observes redis-py's commands, the key may linger, or the
+    lease has to be asked: then the steps decide.
+    """
+    try:
+        if not (
+            type(token) is bytes
+            and owner.releasing is None
+            and lock._at_least_s is None
+            and lock.lua_release is RELEASE
+            and lock.do_release.__func__ is lock._own_hooks.do_release
+            and _Client.execute_command is OWN
+            and _AsyncClient.execute_command is OWN_ASYNC
+            and "execute_command" not in lock._redis.__dict__
+            and providers._observability_instance._provider_manager is None
+        ):
+            return None
+    except AttributeError:  # as for an acquire
+        return None
+    call = ReleaseCall()
+    call.holding = holding = owner.holding
+    call.held = held = None if holding is None else holding.held
+    if holding is not None:
+        if held is None:
+            if holding.lease is not None:
+                return None
+        elif not (current_callback() is None and holding.begin_release(token)):
+            return None
+    call.key = lock._key
+    call.kind = lock._release_kind
+    call.token = token
+    call.contended = owner.contended == token
+    call.wait_s = None
+    return call
+
+
+def settle_release(lock: LockBase, owner: Owner, call: ReleaseCall) -> None:
+    """End what the owner holds: the first request has released the lock."""
+    if call.ours == HANDED_OVER and call.connection.registry is not None:
+        call.connection.registry.note_hand_over(lock._key, True)
+    holding, held = call.holding, call.held
+    if holding is not None and holding.held is held:
+        holding.held = None
+    if owner.token == call.token:  # where the token is shared, another caller may have acquired meanwhile
+        owner.token = None
+    if holding is not None and held is not None and held[4].observers:
+        report_end(lock, holding, held)
+
+
+def release_from(
+    lock: LockBase, owner: Owner, call: ReleaseCall, reply: Any, interruption: BaseException | None = None
+) -> Release:
+    """The operation that goes on from the outcome of the first request, which has not settled the release.
+
+    Raises:
+        BaseException: the interruption, where it came before the request left.
+    """
+    connection, call.connection = call.connection, None
+    operation = release_of(lock, call.token, owner)
+    if connection is not None and reply is not NOT_ASKED:
+        first = (connection, reply, interruption)
+        operation.begin(call.request, connection.capabilities, call.sent_at, first)
+    elif interruption is not None:
+        raise interruption
+    return operation
+
+
+# ---- the steps ----
 
 
 def _is_replaced(script: Any, own: Any) -> bool:

@@ -29,12 +29,14 @@ from redislock_fast._util.tokens import is_permit
 
 if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
+    from redislock_fast._util.tokens import TokenSource
 
 __all__ = [
     "NOAUTH",
     "SUBSCRIBED",
     "Exchange",
     "FirstOutcome",
+    "FirstRequest",
     "NotExecuted",
     "Operation",
     "Redirected",
@@ -101,6 +103,42 @@ class Refused(Exception):
 
     def __init__(self, text: str) -> None:
         super().__init__(without_arguments(text))
+
+
+class FirstRequest:
+    """The request of a call that leaves before its operation is made. The usual reply settles the call there and then.
+
+    Attributes:
+        key: the lock.
+        connection: on which it left, until it is settled or handed on to an operation; None: on none.
+        request: the request.
+        ours: the reply to it that means that the lock is held, or was.
+        sent_at: when it left, in the clock's seconds; 0: it has not.
+        wait_s: how long the caller waits at most, in seconds; None: as the client's settings say.
+    """
+
+    # Without an `__init__`, whose call would cost as much as the rest. What an uncontended acquire reads is assigned:
+    # Python 3.11 reads an instance's own attributes eight times faster than those that it finds in the class.
+    key: bytes
+    connection: Any = None
+    request: Args
+    ours: Reply = None
+    sent_at: float = 0.0
+    wait_s: float | None = None
+
+    @abstractmethod
+    def request_on(self, connection: Any, tokens: TokenSource) -> Args | None:
+        """The request, in the form for this connection, and note the connection; None: send nothing."""
+
+    def __init_subclass__(cls) -> None:
+        """Have all instances share the table of their attributes' names, each of which is annotated.
+
+        CPython 3.11 closes the table as instances are made. Where many calls begin before the first has sent its
+        request, each would have a dict of its own: with 100 tasks, a pair would take 4 % more instructions.
+        """
+        call = cls()
+        for name in {**FirstRequest.__annotations__, **cls.__annotations__}:
+            setattr(call, name, None)
 
 
 class Exchange(Protocol):

@@ -18,7 +18,7 @@ from redislock_fast._util.tokens import is_permit
 if TYPE_CHECKING:
     from redislock_fast._protocol.pipeline import Pipeline
 
-__all__ = ["ENTERED", "Do", "Steps", "all_of", "name_lock"]
+__all__ = ["ENTERED", "CleanupEntries", "Do", "Steps", "all_of", "name_lock"]
 
 ENTERED: Final = "entered"
 """Given in place of a message where the waiter is registered, and no message has been waited for."""
@@ -44,6 +44,9 @@ class Do:
 
 
 Steps: TypeAlias = Generator[Do, Any, Any]
+
+CleanupEntries: TypeAlias = "list[tuple[bytes, bytes]]"
+"""Keys and tokens that must be cleaned up when an acquire fails: the steps fill it, and the driver cleans up."""
 
 
 def name_lock(step: Do, error: BaseException) -> None:

@@ -20,8 +20,7 @@ from redislock_fast._protocol.fenced import AcquireFenced, RedeemFenced
 from redislock_fast._protocol.own_token import Redeem
 from redislock_fast._protocol.queue import MOVING, JoinQueue, LeaveQueue, Watch, join_request
 from redislock_fast._protocol.steps import ENTERED, Do, Steps
-from redislock_fast._queue.key_queue import CHECK, KeyQueue
-from redislock_fast._queue.waiters import BROKEN, RECKON, Grant, Waiter
+from redislock_fast._queue.waiters import BROKEN, CHECK, RECKON, Grant, KeyQueue, Waiter
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import is_held_with, is_permit, kind_of
 
@@ -286,7 +285,7 @@ class Waiting:
             waiter.registry.forbid(self.key)
         return _DENIED
 
-    def _watch(self, key_queue: KeyQueue[Waiter]) -> Steps:
+    def _watch(self, key_queue: KeyQueue) -> Steps:
         """Have the server tell of the next change of the key. Returns the operation."""
         watch = Watch(self.key)
         key_queue.is_watched = True  # before it is so: the message of a change may come before this goes on

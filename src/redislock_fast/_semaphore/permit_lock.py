@@ -11,7 +11,7 @@ from typing import Any
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.first_request import drop_acquired
+from redislock_fast._procedures.acquire import drop_acquired
 from redislock_fast._protocol.permits import ReadPermits, Resize
 from redislock_fast._protocol.report import Connections, Participant
 from redislock_fast._protocol.steps import Do, Steps

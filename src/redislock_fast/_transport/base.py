@@ -19,9 +19,8 @@ from redis.exceptions import (
 )
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, OnReply
-from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, NotExecuted
+from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, FirstRequest, NotExecuted
 from redislock_fast._queue.waiters import Waiter, WaiterRegistry
 from redislock_fast._transport.cleanup import Cleanup
 from redislock_fast._transport.parts import Encoding, KeptKeys

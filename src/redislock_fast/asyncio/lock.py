@@ -27,21 +27,18 @@ from redislock_fast._lease.owner import Owner, current_task
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._linger.loop import LINGER, acquire_lingering, release_lingering
 from redislock_fast._pipe.base import Reply
-from redislock_fast._procedures.acquisition import attempt_for_caller
-from redislock_fast._procedures.call import Call
-from redislock_fast._procedures.first_request import (
+from redislock_fast._procedures.acquire import (
+    Call,
+    acquire_lock,
+    attempt_for_caller,
     clean_up_after,
     go_on,
     hold_by_reply,
     new_call,
-    new_release,
-    release_from,
-    settle_release,
 )
 from redislock_fast._procedures.lease import not_entered, say_why
 from redislock_fast._procedures.lock import Hooks, LockBase
-from redislock_fast._procedures.on_options import acquire_lock
-from redislock_fast._procedures.prolonging import (
+from redislock_fast._procedures.prolong import (
     drop_lost,
     extend_lock,
     extend_once,
@@ -52,7 +49,14 @@ from redislock_fast._procedures.prolonging import (
     read_owned,
     to_prolong,
 )
-from redislock_fast._procedures.release import release_for_caller, release_lock, release_what
+from redislock_fast._procedures.release import (
+    new_release,
+    release_for_caller,
+    release_from,
+    release_lock,
+    release_what,
+    settle_release,
+)
 from redislock_fast._protocol.steps import Steps
 from redislock_fast._renewal.loop import LoopRenewer, renewer_of
 from redislock_fast._transport.loop.driver import AsyncTransport, drive, transport_of

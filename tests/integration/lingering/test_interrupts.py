@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("interrupt_kind")
 _FILES = (
     "_linger/key_cache.py",
     "_linger/procedures.py",
-    "_procedures/acquisition.py",
+    "_procedures/acquire.py",
     "_linger/giving_back.py",
     "_linger/threads.py",
 )

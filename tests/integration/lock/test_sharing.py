@@ -31,7 +31,7 @@ from tests.support.transports import steps_until
 from tests.support.waiting import FAR_S, Callers, Contender, Threads, transport_in_use, until_one_is_done
 from tests.support.worlds import World, waited
 
-COMPLETE = "redislock_fast._procedures.on_options.complete_acquire"
+COMPLETE = "redislock_fast._procedures.acquire.complete_acquire"
 """Does what the options ask for, once the lock is held."""
 
 

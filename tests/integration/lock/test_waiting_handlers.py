@@ -23,7 +23,6 @@ from tests.support.waiting import FAR_S, LATE, until_queued
 
 _REGISTRIES = (
     "_queue/waiters.py",
-    "_queue/key_queue.py",
     "_protocol/keys.py",
     "_protocol/claims.py",
     "_transport/base.py",

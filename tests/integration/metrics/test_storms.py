@@ -156,8 +156,8 @@ async def test_cancelled_release_of_a_renewed_batch_leaves_no_lease(
 
 
 SHARED = (
-    "_procedures/first_request.py",
-    "_procedures/on_options.py",
+    "_procedures/acquire.py",
+    "_procedures/acquire.py",
     "_procedures/release.py",
     "_procedures/lease.py",
     "_lease/holding.py",

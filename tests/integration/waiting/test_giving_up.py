@@ -457,7 +457,7 @@ def test_interrupt_before_any_line_of_waiting_by_a_ticket_leaves_nothing(
     holder = redislock_fast.Lock(client, "b", timeout=60, thread_local=False)
     own = redislock_fast.Lock(connect(server.port), "b", timeout=60, sleep=0.02, thread_local=False)
     locker = redislock_fast.Locker(own.redis)
-    files = ("_queue/waiting.py", "_procedures/acquisition.py", "_transport/threads/driver.py")
+    files = ("_queue/waiting.py", "_procedures/acquire.py", "_transport/threads/driver.py")
     held: list[Any] = []
 
     def acquire() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from redislock_fast._linger import procedures
 from redislock_fast._linger.procedures import Turn, acquire_in_memory, confirm_kept, keep_granted, listen_for_wanted
-from redislock_fast._procedures.first_request import new_call
-from redislock_fast._procedures.on_options import acquire_lock
+from redislock_fast._procedures.acquire import acquire_lock, new_call
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._queue.waiters import WaiterRegistry

@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 
 from redislock_fast._lease.owner import SharedOwner
-from redislock_fast._procedures.acquisition import acquire_until
-from redislock_fast._procedures.first_request import new_call
+from redislock_fast._procedures.acquire import acquire_until, new_call
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._util.times import Limit, clock
 from tests.support.bare_locks import KEY, BareLock, Kept

@@ -17,8 +17,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.own_token import LOST, TAKEN, Redeem
 from redislock_fast._protocol.queue import JoinQueue, LeaveQueue, Watch
-from redislock_fast._queue.key_queue import CHECK
-from redislock_fast._queue.waiters import BROKEN, RECKON, Grant, Waiter, WaiterRegistry
+from redislock_fast._queue.waiters import BROKEN, CHECK, RECKON, Grant, Waiter, WaiterRegistry
 from redislock_fast._queue.waiting import Waiting
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import CONTENDED_FLAG, TokenSource, new_token

@@ -19,11 +19,10 @@ from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's
 from redis.retry import Retry
 
 from redislock_fast._pipe.base import ConnectionBroken, Forked
-from redislock_fast._procedures.call import CleanupEntries
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, NotExecuted
 from redislock_fast._protocol.queue import Watch
-from redislock_fast._protocol.steps import Do, Steps
+from redislock_fast._protocol.steps import CleanupEntries, Do, Steps
 from redislock_fast._transport import retries
 from redislock_fast._transport.loop import driver as loop_driver
 from redislock_fast._transport.retries import Attempts

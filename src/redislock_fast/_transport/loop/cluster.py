@@ -20,9 +20,8 @@ from redis.exceptions import (
 )
 
 from redislock_fast._pipe.base import Args, OnReply, Reply
-from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._protocol.commands import ReadHolder
-from redislock_fast._protocol.operation import Operation, Refused
+from redislock_fast._protocol.operation import FirstRequest, Operation, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._queue.waiters import Waiter

@@ -29,7 +29,7 @@ from redislock_fast._util.tokens import PLAIN
 from redislock_fast._util.tracing import is_observed
 
 if TYPE_CHECKING:
-    from redislock_fast._procedures.call import CleanupEntries
+    from redislock_fast._protocol.steps import CleanupEntries
 
 __all__ = ["AsyncTransport", "drive", "transport_of"]
 

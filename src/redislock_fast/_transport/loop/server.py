@@ -26,10 +26,9 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._pipe.loop_py import Pipe
-from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._protocol.claims import ReplyTaker
 from redislock_fast._protocol.commands import ReadHolder
-from redislock_fast._protocol.operation import Exchange, Operation, Redirected, Refused
+from redislock_fast._protocol.operation import Exchange, FirstRequest, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe

@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 from redis.exceptions import AuthenticationError, AuthorizationError, RedisClusterException, RedisError
 
 from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Mailbox, NoReply, OnReply
-from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._protocol.commands import ReadHolder
-from redislock_fast._protocol.operation import Exchange, Redirected, Refused
+from redislock_fast._protocol.operation import Exchange, FirstRequest, Redirected, Refused
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._queue.waiters import BROKEN, Waiter
 from redislock_fast._transport.base import Registry

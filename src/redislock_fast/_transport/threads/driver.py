@@ -19,7 +19,7 @@ from redislock_fast._util import fork, patching
 from redislock_fast._util.tracing import is_observed
 
 if TYPE_CHECKING:
-    from redislock_fast._procedures.call import CleanupEntries
+    from redislock_fast._protocol.steps import CleanupEntries
 
 __all__ = ["drive", "transport_of"]
 

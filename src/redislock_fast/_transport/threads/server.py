@@ -25,10 +25,9 @@ from typing import Any
 from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
 
 from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Forked, NoReply, OnReply, Reply
-from redislock_fast._procedures.call import FirstRequest
 from redislock_fast._protocol.claims import ReplyTaker
 from redislock_fast._protocol.commands import ReadHolder
-from redislock_fast._protocol.operation import Exchange, Operation, Redirected, Refused
+from redislock_fast._protocol.operation import Exchange, FirstRequest, Operation, Redirected, Refused
 from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe, cleanup_requests
