@@ -36,10 +36,15 @@ from redislock_fast._procedures.lease import not_entered
 from redislock_fast._procedures.lock import Hooks, LockBase
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._procedures.prolong import (
+    ProlongCall,
+    begins_prolonging,
     drop_lost,
     extend_lock,
     extend_once,
     held_with_ttl,
+    new_extend,
+    new_reacquire,
+    prolong_by_token,
     reacquire_lock,
     reacquire_once,
     read_locked,
@@ -338,9 +343,24 @@ class Lock(LockBase, redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        steps = extend_lock(self, held_with_ttl(self, "extend"), additional_time, replace_ttl)
-        extended: Literal[True] = self._drive(steps)
+        owner = held_with_ttl(self, "extend")
+        if begins_prolonging(self, owner, "extend"):
+            return self._prolong(new_extend(self, owner, additional_time, replace_ttl))
+        extended: Literal[True] = self._drive(extend_lock(self, owner, additional_time, replace_ttl))
         return extended
+
+    def _prolong(self, call: ProlongCall) -> Literal[True]:
+        """Extend or reacquire for the caller that has made this call."""
+        self._follow_pool()
+        try:
+            reply = self._transport.begin(call)
+            if call.settle(reply):
+                return True
+            steps = prolong_by_token(self, call, reply)
+        except BaseException as interruption:
+            steps = prolong_by_token(self, call, None, interruption)
+        prolonged: Literal[True] = self._drive(steps)
+        return prolonged
 
     def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
@@ -361,7 +381,10 @@ class Lock(LockBase, redis.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        reacquired: Literal[True] = self._drive(reacquire_lock(self, held_with_ttl(self, "reacquire")))
+        owner = held_with_ttl(self, "reacquire")
+        if begins_prolonging(self, owner, "reacquire"):
+            return self._prolong(new_reacquire(self, owner))
+        reacquired: Literal[True] = self._drive(reacquire_lock(self, owner))
         return reacquired
 
     def do_reacquire(self) -> Literal[True]:

@@ -48,6 +48,20 @@ FAULTS = (
         "tests/unit/lease/test_prolonging.py::test_all_that_was_added_at_once_is_believed",
     ),
     Fault(
+        "extend whose request is under way is not counted",
+        "_procedures/prolong.py",
+        "        self.begin()\n        self.request = ",
+        "        self.request = ",
+        "tests/unit/lease/test_prolonging.py::test_shorter_ttl_that_may_be_set_already_is_believed",
+    ),
+    Fault(
+        "extend goes on as if its first request had not left",
+        "_procedures/prolong.py",
+        "            operation.first_outcome = (call.connection, reply, interruption)\n",
+        "            pass\n",
+        "tests/compat/test_fixed_bugs.py::test_lost_reply_of_extend_adds_once[threads-ours-valkey]",
+    ),
+    Fault(
         "renewal under way undoes what the owner has set",
         "_lease/lease.py",
         "if certainly and not self.touched:",

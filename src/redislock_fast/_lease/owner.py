@@ -213,9 +213,9 @@ class Owner:
             book.cut(ends_at)
 
     def _note_lease(self, book: Prolongings) -> None:
-        lease = book.token, book.ends_at
+        token, ends_at = lease = book.token, book.ends_at
         # Nothing is noted where the owner has another token now, or the end is not known.
-        if book.token == self.token and book.ends_at is not None and lease != self.expiry:
+        if token == self.token and ends_at is not None and lease != self.expiry:
             self.expiry = lease
         self.booked = self.expiry
 

@@ -122,6 +122,6 @@ class Prolongings:
     @property
     def ends_at(self) -> float | None:
         """Until when the lease is certainly valid, whichever of the requests under way were executed."""
-        if self._ends_at is None:
-            return None
+        if self._ends_at is None or not self.under_way:
+            return self._ends_at
         return min([self._ends_at, *(one.leaves(self._asked_at) for one in self.under_way)])

@@ -82,6 +82,7 @@ __all__ = [
     "LockBase",
     "WaitBy",
     "hooks_of",
+    "is_replaced",
     "observe_by_otel",
 ]
 
@@ -136,6 +137,11 @@ RELEASE = _LuaScript(scripts.RELEASE.text.decode())
 EXTEND = _LuaScript(scripts.EXTEND.text.decode())
 
 REACQUIRE = _LuaScript(scripts.REACQUIRE.text.decode())
+
+
+def is_replaced(script: Any, own: Any) -> bool:
+    """Whether a user's script stands in place of our own, as redis-py's users may set `lua_release` and the like."""
+    return script is not own and script is not None
 
 
 class Hooks(NamedTuple):

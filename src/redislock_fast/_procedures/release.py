@@ -27,7 +27,7 @@ from redislock_fast._procedures.lease import (
     report_release,
     unlocked_error,
 )
-from redislock_fast._procedures.lock import RELEASE, LockBase
+from redislock_fast._procedures.lock import RELEASE, LockBase, is_replaced
 from redislock_fast._protocol.commands import HANDED_OVER, Reacquire, Release
 from redislock_fast._protocol.operation import FirstRequest
 from redislock_fast._protocol.steps import Do, Steps
@@ -142,11 +142,6 @@ def release_from(
 
 
 # ---- the steps ----
-
-
-def _is_replaced(script: Any, own: Any) -> bool:
-    """Whether a user's script stands in place of our own, as redis-py's users may set `lua_release` and the like."""
-    return script is not own and script is not None
 
 
 def may_release(lock: LockBase, owner: Owner, lease: Lease) -> bool:
@@ -288,7 +283,7 @@ def release_token(lock: LockBase, expected_token: Any, owner: Owner) -> Steps:
     """Release by token. Returns whether the lock was held with it."""
     if owner.cached is not None and lock._has_own_hooks() and owner.cached.is_here:
         return lock._linger.release(lock, owner)
-    if _is_replaced(lock.lua_release, RELEASE):
+    if is_replaced(lock.lua_release, RELEASE):
         return (yield from call_script(lock, lock.lua_release, [expected_token]))
     operation = release_of(lock, lock._encoded(expected_token), owner)
     return (yield from execute_release(lock, operation, owner))

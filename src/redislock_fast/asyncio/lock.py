@@ -26,7 +26,7 @@ from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner, current_task
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._linger.loop import LINGER, acquire_lingering, release_lingering
-from redislock_fast._pipe.base import Reply
+from redislock_fast._pipe.base import NOT_ASKED, Reply
 from redislock_fast._procedures.acquire import (
     Call,
     acquire_lock,
@@ -39,10 +39,15 @@ from redislock_fast._procedures.acquire import (
 from redislock_fast._procedures.lease import not_entered, say_why
 from redislock_fast._procedures.lock import Hooks, LockBase
 from redislock_fast._procedures.prolong import (
+    ProlongCall,
+    begins_prolonging,
     drop_lost,
     extend_lock,
     extend_once,
     held_with_ttl,
+    new_extend,
+    new_reacquire,
+    prolong_by_token,
     reacquire_lock,
     reacquire_once,
     read_locked,
@@ -347,8 +352,27 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        steps = extend_lock(self, held_with_ttl(self, "extend"), additional_time, replace_ttl)
-        return named(self._drive(steps), "Lock.extend")
+        owner = held_with_ttl(self, "extend")
+        if begins_prolonging(self, owner, "extend"):
+            return named(self._prolong(new_extend, owner, additional_time, replace_ttl), "Lock.extend")
+        return named(self._drive(extend_lock(self, owner, additional_time, replace_ttl)), "Lock.extend")
+
+    async def _prolong(self, new: Callable[..., ProlongCall], owner: Owner, *args: Any) -> Literal[True]:
+        """Extend or reacquire what the owner holds, by a new call with these parameters."""
+        self._follow_pool()
+        call, server = new(self, owner, *args), self._transport.of_running_loop()
+        reply: Any = NOT_ASKED
+        try:
+            sent = server.begin(call)
+            if sent is not None:
+                reply = await sent
+            if call.settle(reply):
+                return True
+            steps = prolong_by_token(self, call, reply)
+        except BaseException as interruption:
+            steps = prolong_by_token(self, call, None, interruption)
+        prolonged: Literal[True] = await drive(server, steps, None, self._redis)
+        return prolonged
 
     async def do_extend(self, additional_time: float, replace_ttl: bool) -> Literal[True]:
         """Extend by the caller's token; may be overridden."""
@@ -371,7 +395,10 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        steps = reacquire_lock(self, held_with_ttl(self, "reacquire"))
+        owner = held_with_ttl(self, "reacquire")
+        if begins_prolonging(self, owner, "reacquire"):
+            return named(self._prolong(new_reacquire, owner), "Lock.reacquire")
+        steps = reacquire_lock(self, owner)
         return named(self._drive(steps), "Lock.reacquire")
 
     async def do_reacquire(self) -> Literal[True]:

@@ -140,7 +140,7 @@ class Gated:
         self.executed = 0
         self._gates: list[Future[None]] = []
         transport = transport_in_use(contender)
-        execute = transport.execute
+        execute, begin = transport.execute, transport.begin
 
         def in_thread(operation: Any, limit_s: float | None = None) -> None:
             execute(operation, limit_s)
@@ -150,8 +150,22 @@ class Gated:
             await execute(operation, limit_s)
             await asyncio.wrap_future(self._gate())
 
+        def begin_in_thread(call: Any) -> Any:
+            reply = begin(call)
+            if reply == call.ours:  # else it goes on by `execute`
+                self._gate().result(PATIENCE_S)
+            return reply
+
+        async def begin_in_task(call: Any) -> Any:
+            reply = await begin(call)
+            if reply == call.ours:
+                await asyncio.wrap_future(self._gate())
+            return reply
+
+        in_threads = isinstance(callers, Threads)
         self._transport = transport
-        transport.execute = in_thread if isinstance(callers, Threads) else in_task
+        transport.execute = in_thread if in_threads else in_task
+        transport.begin = begin_in_thread if in_threads else begin_in_task
 
     def _gate(self) -> Future[None]:
         gate: Future[None] = Future()
@@ -171,7 +185,7 @@ class Gated:
 
     def close(self) -> None:
         """As it was."""
-        del self._transport.execute
+        del self._transport.execute, self._transport.begin
 
 
 SETTINGS = pytest.mark.parametrize("settings", [{}, {"on_lost": True}, {"auto_renew": True}], ids=str)
