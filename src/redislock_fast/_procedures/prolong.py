@@ -262,9 +262,11 @@ def prolong_by_token(
 ) -> Steps:
     """Prolong, or go on from the outcome of the first request, which has not done so. Returns True."""
     operation = call.operation
+    connection, call.connection = call.connection, None  # an error keeps the call
     try:
-        if call.connection is not None and reply is not NOT_ASKED:
-            operation.first_outcome = (call.connection, reply, interruption)
+        if connection is not None and reply is not NOT_ASKED:
+            operation.first_outcome = (connection, reply, interruption)
+            connection = None
         elif interruption is not None:
             raise interruption
         call.begin()
