@@ -48,7 +48,7 @@ FAULTS = (
     ),
     Fault(
         "child that ends gives back the keys of its parent",
-        "_linger/watching_threads.py",
+        "_linger/threads.py",
         "    fork.generation()  # has the parent's forgotten in a child\n",
         "",
         f"{_FORKS}test_a_child_that_ends_gives_back_nothing_of_its_parents[unannounced-False]",
@@ -62,7 +62,7 @@ FAULTS = (
     ),
     Fault(
         "child of multiprocessing leaves what lingers there",
-        "_linger/watching_threads.py",
+        "_linger/threads.py",
         "        at_child_exit(_give_back_at_exit)\n",
         "",
         "tests/integration/lingering/test_children.py"

@@ -28,7 +28,7 @@ FAULTS = (
     ),
     Fault(
         "connection that was in use when its client was closed stays open",
-        "_linger/watching_threads.py",
+        "_linger/threads.py",
         "    _part_of(server).watch_until_rest()\n    server.close_if_idle()",
         "    _part_of(server).watch_until_rest()",
         "tests/integration/transport/test_closing.py::test_clients_that_are_closed_leave_no_connection",

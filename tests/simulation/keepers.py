@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockNotOwnedError
 
-from redislock_fast._linger.key_cache import CachedKey
-from redislock_fast._linger.key_lease import LocalWaiter
+from redislock_fast._linger.key_cache import CachedKey, LocalWaiter
+from redislock_fast._linger.loop import LoopLingering
 from redislock_fast._linger.procedures import cached_key, release_here, take_at_once
-from redislock_fast._linger.watching_loop import LoopLingering
 from redislock_fast._pipe.base import Args, OnReply
 from redislock_fast._procedures.acquire import acquire_lock, new_call
 from redislock_fast._procedures.release import release_lock

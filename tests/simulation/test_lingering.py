@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._linger.key_cache import CachedKey, KeyCache
-from redislock_fast._linger.key_lease import KeyLease, LocalWaiter
-from redislock_fast._linger.watching_loop import LoopLingering
+from redislock_fast._linger.key_cache import CachedKey, KeyCache, KeyLease, LocalWaiter
+from redislock_fast._linger.loop import LoopLingering
 from redislock_fast._protocol.queue import WANTED
 from tests.simulation.lingering import Simulation
 from tests.simulation.model import Model

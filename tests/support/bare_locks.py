@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from redislock_fast._lease.owner import SharedOwner
-from redislock_fast._linger.key_cache import CachedKey, KeyCache
-from redislock_fast._linger.key_lease import KeyLease, LocalWaiter
+from redislock_fast._linger.key_cache import CachedKey, KeyCache, KeyLease, LocalWaiter
 from redislock_fast._linger.procedures import Linger
-from redislock_fast._linger.watching_threads import ThreadLingering
+from redislock_fast._linger.threads import ThreadLingering
 from redislock_fast._procedures.lock import LockBase
 
 KEY = b"name"

@@ -10,7 +10,7 @@ import linecache
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +78,10 @@ def _is_finalizing(frame: Any) -> bool:
     return frame is not None
 
 
-def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
+def interrupted_at(number: int, work: Callable[[], object], *files: str, spared: Container[str] = ()) -> str:
     """Interrupt the work before the n-th line of a batch's own files, or of these as well.
 
-    A file of the standard library is named by its path.
+    A file of the standard library is named by its path. Functions with the names `spared` are not interrupted.
 
     Not where a `with` is left, which is a line of its own to a tracer: no signal strikes before `__exit__` is called,
     since Python looks for one in calls and loops alone; and an interrupt there would leave a mutex taken forever.
@@ -113,7 +113,8 @@ def interrupted_at(number: int, work: Callable[[], object], *files: str) -> str:
                 raise _Kind.present
             return on_line
 
-        return on_line if frame.f_code.co_filename in traced and not _is_finalizing(frame) else None
+        is_traced = frame.f_code.co_filename in traced and frame.f_code.co_name not in spared
+        return on_line if is_traced and not _is_finalizing(frame) else None
 
     before = sys.gettrace()
     sys.settrace(on_call)

@@ -5,7 +5,6 @@ it. The core names nothing of it: `lock.py` and `asyncio/lock.py` hand a `Linger
 `_procedures/lock.py`), which makes a part of each server transport (`KeptKeys` in `_transport/parts.py`), and what an
 owner has of a key is a `KeptKey` (`_lease/kept.py`).
 
-Read `key_cache.py` first (the keys of one server, and who may use them), then `procedures.py` (acquire and release),
-`threads.py` or `loop.py` (the usual acquire, without steps), `giving_back.py` (how keys go back to their server), and
-`watching_threads.py` or `watching_loop.py`.
+Read `key_cache.py` first (the keys of one server, who may use them, and how they go back), then `procedures.py`
+(acquire and release) and `threads.py` or `loop.py` (the usual acquire, without steps, and the watching).
 """

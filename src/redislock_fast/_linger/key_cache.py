@@ -6,39 +6,208 @@ them at most waits at the server. The literature calls that a cohort lock (Dice,
 A `KeyLease` is what the server has granted. Between two holders it stays with the `CachedKey`: the key lingers. The
 server tells the process when another one wants the key ("wanted"), as distributed file systems call cached locks back.
 
+A `Lingering` gives keys back: by a release that is posted on the connection on which the key was granted. No caller
+waits for the reply. Where that connection is gone, or the server does not execute the release, the key is cleaned up
+like the remains of a failed acquire (`_transport/cleanup.py`).
+
 Thread safety: any thread uses a `KeyCache`, without a mutex. Each step is one method of a dict or deque that is atomic
 with and without the GIL, so a signal handler or finalizer may come in between. Copying a deque is not: see
 `CachedKey.all_waiters`.
 
 - The local lock is the one entry of `CachedKey.locked_by`. `setdefault` takes it, for one caller alone.
-- `CachedKey.lease`, `passes` and `idle_until` are changed by the caller that has the local lock. Others read them as a
-  hint, and look again when they have it.
+- `CachedKey.lease`, `passes` and `idle_until` are changed by the caller that has the local lock, as is a `KeyLease`,
+  except that any thread calls its `close` and `let_go`. Others read them as a hint, and look again when they have it.
 - Any thread sets `wanted_at`, and `is_current` to False, and then tries the local lock. A caller that frees the local
   lock looks at both afterwards (`CachedKey.free`). So one of the two gives the key up.
 - A waiter is first added to `waiters`, and then tries the local lock. A caller that frees the local lock looks at
   `waiters` afterwards (`CachedKey.unlock`). So no waiter is forgotten.
-- `LocalWaiter` is decided once: it gets the local lock, or it gives up.
+- `LocalWaiter` is decided once, by one method of a dict: it gets the local lock, or it gives up.
+- Any thread adds to `Lingering._unconfirmed` and removes from it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import weakref
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redislock_fast._lease.logs import log_wait
-from redislock_fast._linger.key_lease import LONGEST_KEPT_S, KeyLease, LocalWaiter
+from redislock_fast._lease.metrics import report
+from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
 from redislock_fast._pipe.loop_py import running_loop
-from redislock_fast._util.times import Limit, clock
+from redislock_fast._protocol.commands import Release, release_request
+from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
+from redislock_fast._protocol.pipeline import Pipeline
+from redislock_fast._transport.parts import Part, ServerType
+from redislock_fast._util.errors import LossReason, shown
+from redislock_fast._util.times import Limit, clock, drift_s
 
 if TYPE_CHECKING:
     from redislock_fast._lease.lease import Lease
+    from redislock_fast._lease.metrics import Metrics
 
-__all__ = ["CachedKey", "KeyCache"]
+__all__ = ["LONGEST_KEPT_S", "CachedKey", "KeyCache", "KeyLease", "Lingering", "LocalWaiter"]
+
+logger = logging.getLogger(__name__)
+
+LONGEST_KEPT_S = 1.0
+"""After how long a key is given up though no caller was heard to want it: pollers cannot say so."""
+
+
+def _lead_s(ttl_ms: int) -> float:
+    """How long before the end of a key, less its margin, a caller with this ttl may take it.
+
+    Its lease, less the margin for drifting clocks, ends before the key does, less the key's own margin.
+    """
+    ttl_s = ttl_ms / 1000
+    return ttl_s - drift_s(ttl_s)
+
+
+class KeyLease:
+    """A key that the server has granted to this process.
+
+    Args:
+        key: the lock's name on the wire.
+        token: the key's token.
+        expires_at: when the key expires on the server at the earliest, in the clock's seconds.
+        ttl_ms: the ttl of the lock's holder, in milliseconds.
+        linger_ms: for how much longer the key lives, in milliseconds.
+        registry: the waiter registry that hears when the key is wanted; None: no registry does, so it is not kept.
+        began_at: when the key was granted, in the clock's seconds.
+
+    Attributes:
+        keep_until: until when a release may keep the key, in the clock's seconds.
+        take_until: until when a caller with the same ttl may take the key in memory, in the clock's seconds.
+        reports: what gets a loss that is found while the key lingers, and the lock's name for it; None: nothing does.
+        fences: the fencing numbers that its holders in this process get, one after the other; None: none are known.
+        releases: how often a release of the key has begun: once, or again after an interrupt. No caller takes it then.
+    """
+
+    __slots__ = (
+        "_lead_s",
+        "_margin_s",
+        "began_at",
+        "deadline",
+        "expires_at",
+        "fences",
+        "keep_until",
+        "key",
+        "registry",
+        "releases",
+        "reports",
+        "take_until",
+        "token",
+        "ttl_ms",
+    )
+
+    def __init__(
+        self,
+        key: bytes,
+        token: bytes,
+        expires_at: float,
+        ttl_ms: int,
+        linger_ms: int,
+        registry: object,
+        began_at: float,
+    ) -> None:
+        self.key = key
+        self.token = token
+        self.fences: Sequence[int] | None = None
+        self.reports: tuple[Metrics, str | bytes] | None = None
+        self.releases = 0
+        self.ttl_ms = ttl_ms
+        self.registry = registry
+        self.began_at = began_at
+        self.keep_until = -math.inf if registry is None else began_at + LONGEST_KEPT_S
+        self._margin_s, self._lead_s = drift_s((ttl_ms + linger_ms) / 1000), _lead_s(ttl_ms)
+        self.set_end(expires_at)
+
+    def set_end(self, expires_at: float) -> None:
+        """Note when the key expires on the server at the earliest, in the clock's seconds."""
+        self.expires_at = expires_at
+        self.deadline = expires_at - self._margin_s
+        self.take_until = self.deadline - self._lead_s
+        if self.releases:  # looked at last: `close` may come meanwhile
+            self._end_taking()
+
+    def close(self) -> None:
+        """Have no caller take or keep the key any more: it is about to be released on the server."""
+        self.releases += 1
+        self._end_taking()
+
+    def _end_taking(self) -> None:
+        self.keep_until = self.take_until = self.deadline = -math.inf
+
+    def take_until_for(self, ttl_ms: int) -> float:
+        """Until when a caller with this ttl may take the key."""
+        return self.take_until if ttl_ms == self.ttl_ms else self.deadline - _lead_s(ttl_ms)
+
+    def take_fence(self) -> int | None:
+        """The fencing number of the next holder. The key is not kept after the last one."""
+        if not self.fences:
+            return None
+        fence, self.fences = self.fences[0], self.fences[1:]
+        if not self.fences:
+            self.let_go()
+        return fence
+
+    def note_loss(self) -> None:
+        """Log that the key was gone before its time while it lingered, and report it for metrics.
+
+        Not where its release has begun twice: the first one may have found it.
+        """
+        now = clock()
+        if now < self.expires_at and self.releases < 2:
+            logger.warning("The lock %s was lost while its key lingered.", shown(self.key))
+            if self.reports is not None:
+                metrics, name = self.reports
+                report((metrics,), "record_loss", name, now - self.began_at, LossReason.DELETED)
+
+    def let_go(self) -> None:
+        """Have the next release give the key up."""
+        self.keep_until = -math.inf
+
+
+class LocalWaiter:
+    """A caller that waits for a local lock.
+
+    Attributes:
+        since: since when, in the clock's seconds; None before, and once that was logged as a long wait.
+    """
+
+    __slots__ = ("_outcome", "since")
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self._outcome: dict[int, object] = {}
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the caller has the local lock."""
+        return self._outcome.get(0) is not None
+
+    def give(self) -> bool:
+        """Give the caller the local lock, and wake it. Returns False where it has given up, or has had it before."""
+        gift = object()
+        if self._outcome.setdefault(0, gift) is not gift:
+            return False
+        self.wake()
+        return True
+
+    def give_up(self) -> bool:
+        """Stop waiting. Returns False where the caller has got the local lock."""
+        return self._outcome.setdefault(0, None) is None
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Let the caller look whether it has the local lock. From any thread; never waits."""
+
 
 _MOST_PASSES = 16
 _LONGEST_PASSING_S = 0.005
@@ -542,3 +711,176 @@ class KeyCache:
             self.is_watched = True
             return False
         return True
+
+
+_LONGEST_TICK_S = 0.5
+_SHORTEST_TICK_S = 0.005
+
+
+class Lingering(Part[ServerType]):
+    """The part of a server transport that keeps keys for locks with `linger`.
+
+    Args:
+        server: the transport.
+        new_waiter: makes waiters for local locks. It does not keep the transport alive.
+
+    Attributes:
+        key_cache: the keys of this server that linger.
+    """
+
+    def __init__(self, server: ServerType, new_waiter: Callable[[], LocalWaiter]) -> None:
+        super().__init__(server)
+        self.key_cache = KeyCache(_weakly(server, self._give_back), _weakly(server, self._watch_keys), new_waiter)
+        self._unconfirmed: dict[int, list[KeyLease]] = {}  # leases whose release has no reply yet
+
+    @abstractmethod
+    def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
+        """Send requests in one piece, without waiting for the replies."""
+
+    @abstractmethod
+    def _watch_keys(self) -> None:
+        """Have the connection read, and `KeyCache.sweep` called, until `KeyCache.rests` says yes."""
+
+    def _confirm_soon(self) -> None:
+        """Have the replies to posted releases read, and the keys cleaned up where none come."""
+        if not self.key_cache.is_watched:
+            self.key_cache.watch()
+
+    def _leave_if_unconfirmed(self) -> None:
+        """Clean up on a new connection what the server does not confirm on this one."""
+        connection = self.server.connection
+        if connection is not None and self.has_unconfirmed:
+            self.server.leave_if_silent(connection)
+
+    def give_up(self) -> None:
+        """Give up what lingers, in the background."""
+        self.key_cache.drop_all()
+
+    @property
+    def tick_s(self) -> float:
+        """How long to wait between two looks at the keys that linger, in seconds."""
+        return min(max(self.key_cache.shortest_s / 2, _SHORTEST_TICK_S), _LONGEST_TICK_S)
+
+    # ---- giving back ----
+
+    def _give_back(self, leases: list[KeyLease], is_wanted: bool) -> None:
+        """Release the keys, without waiting for the replies."""
+        server = self.server
+        connection: Any = server.connection
+        asked = []
+        for lease in leases:
+            if connection is None or lease.registry is not connection.registry:
+                server.clean_up([(lease.key, lease.token) for lease in leases])
+                return
+            asked.append(release_request(connection.capabilities, lease.key, lease.token, is_wanted))
+        requests = [request for request, _ in asked]
+        self._post_releases(
+            connection, leases, requests, partial(self._take_first, server, connection, leases, asked, is_wanted)
+        )
+        if is_wanted and connection.registry is not None:  # after the requests, for which another process waits
+            for lease in leases:
+                connection.registry.note_hand_over(lease.key, True)
+
+    def _post_releases(
+        self,
+        connection: Any,
+        leases: list[KeyLease],
+        requests: Any,
+        on_replies: Callable[[list[Reply]], object],
+    ) -> None:
+        self._unconfirmed[id(leases)] = leases
+        try:
+            self._post_many(connection, requests, on_replies)
+        except BaseException as trouble:  # after an interrupt, only some of the requests may have left
+            self._clean_up_unconfirmed(leases)
+            if not isinstance(trouble, ConnectionBroken):
+                raise
+        self._confirm_soon()
+
+    def _take_first(
+        self,
+        server: ServerType,
+        connection: Any,
+        leases: list[KeyLease],
+        asked: list[tuple[Args, Reply]],
+        is_wanted: bool,
+        replies: list[Reply],
+    ) -> None:
+        """Take the replies to the first requests. Mostly all of them say that the key was released.
+
+        What waits for replies keeps the transport alive.
+        """
+        if all(reply == settling for (_, settling), reply in zip(asked, replies, strict=True)):
+            self._unconfirmed.pop(id(leases), None)
+            return
+        releases = [Release(lease.key, lease.token, lease.expires_at, contended=is_wanted) for lease in leases]
+        pipeline = Pipeline(releases)
+        if pipeline.request(connection.capabilities, clock()) == [request for request, _ in asked]:
+            self._take_replies(server, connection, pipeline, leases, replies)
+        else:  # the capabilities have fallen since
+            self._clean_up_unconfirmed(leases)
+
+    def _take_replies(
+        self, server: ServerType, connection: Any, pipeline: Pipeline, leases: list[KeyLease], replies: list[Reply]
+    ) -> None:
+        if id(leases) not in self._unconfirmed:  # cleaned up meanwhile: the connection is not used any more
+            return
+        try:
+            finished = pipeline.feed(replies, connection.capabilities)
+        except (NotExecuted, Redirected, Refused):
+            self._clean_up_unconfirmed(leases)
+            return
+        if not finished:
+            requests = pipeline.request(connection.capabilities, clock())
+            take = partial(self._take_replies, server, connection, pipeline, leases)
+            self._post_releases(connection, leases, requests, take)
+            return
+        self._unconfirmed.pop(id(leases), None)
+        for lease, was_held in zip(leases, pipeline.results, strict=True):
+            if not was_held:
+                lease.note_loss()
+
+    def _clean_up_unconfirmed(self, leases: list[KeyLease]) -> None:
+        if id(leases) in self._unconfirmed:
+            self.server.clean_up([(lease.key, lease.token) for lease in leases])
+            self._unconfirmed.pop(id(leases), None)  # last, since an interrupt may come before
+
+    def clean_up_unconfirmed(self, except_of: Any = None) -> None:
+        """Clean up the keys whose release has got no reply, but those of this registry: their connection is gone."""
+        for leases in list(self._unconfirmed.values()):
+            if except_of is None or leases[0].registry is not except_of:
+                self._clean_up_unconfirmed(leases)
+
+    def drop(self, except_of: Any = None) -> None:
+        """Give up what lingers, and clean up what was given back without a reply: the connection is gone.
+
+        Args:
+            except_of: the registry of the connection that is there now; None: there is none.
+        """
+        self.clean_up_unconfirmed(except_of)
+        self.key_cache.drop_all(except_of)
+
+    @property
+    def has_unconfirmed(self) -> bool:
+        """Whether a release of keys that lingered has got no reply yet, and the keys may still be there."""
+        if not self._unconfirmed:
+            return False
+        now = clock()
+        return any(lease.expires_at > now for leases in list(self._unconfirmed.values()) for lease in leases)
+
+    def forget(self) -> None:
+        """In a forked child: leave all keys to the parent."""
+        self._unconfirmed = {}
+        self.key_cache.forget()
+
+
+def _weakly(server: object, method: Callable[..., None]) -> Callable[..., None]:
+    """A function that calls a method of a part as long as its transport lives."""
+    server_ref, method_ref = weakref.ref(server), weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        server, live = server_ref(), method_ref()  # the transport lives until this returns
+        if server is not None and live is not None:
+            live(*args)
+
+    return call

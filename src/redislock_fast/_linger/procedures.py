@@ -16,9 +16,7 @@ from redislock_fast._lease.metrics import (
     waiting_of,
 )
 from redislock_fast._lease.owner import Owner
-from redislock_fast._linger.giving_back import Lingering
-from redislock_fast._linger.key_cache import CachedKey, KeyCache
-from redislock_fast._linger.key_lease import KeyLease
+from redislock_fast._linger.key_cache import CachedKey, KeyCache, KeyLease, Lingering
 from redislock_fast._procedures.acquire import Call, acquire_until, key_ttl_ms, set_limit
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._protocol.commands import Reacquire

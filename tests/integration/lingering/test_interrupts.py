@@ -29,7 +29,6 @@ _FILES = (
     "_linger/key_cache.py",
     "_linger/procedures.py",
     "_procedures/acquire.py",
-    "_linger/giving_back.py",
     "_linger/threads.py",
 )
 

@@ -165,7 +165,7 @@ def test_each_holder_of_a_key_that_lingers_is_replicated(
     group: Group, callers: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The machine may be busy for a second.
-    monkeypatch.setattr("redislock_fast._linger.key_lease.LONGEST_KEPT_S", FAR_S)
+    monkeypatch.setattr("redislock_fast._linger.key_cache.LONGEST_KEPT_S", FAR_S)
     client = callers.client(group.primary.port)
     first, second = callers.contenders(2, client, linger=FAR_S, **LONG)
     for contender in (first, second, first):

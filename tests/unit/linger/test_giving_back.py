@@ -13,9 +13,9 @@ from typing import Any
 import hiredis
 import pytest
 
-from redislock_fast._linger.key_lease import KeyLease
-from redislock_fast._linger.watching_loop import LoopLingering
-from redislock_fast._linger.watching_threads import ThreadLingering
+from redislock_fast._linger.key_cache import KeyLease
+from redislock_fast._linger.loop import LoopLingering
+from redislock_fast._linger.threads import ThreadLingering
 from redislock_fast._pipe.base import Args, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._util.times import clock
@@ -332,7 +332,7 @@ def test_end_of_a_program_waits_for_what_the_watching_has_just_taken_out(monkeyp
     monkeypatch.setattr(transport.lingering, "_start_watching", lambda: None)
     sweeping = start(transport.look)
     assert taken_out.wait(PATIENCE_S)
-    monkeypatch.setattr("redislock_fast._linger.watching_threads.time.sleep", lambda _: may_give_up.set())
+    monkeypatch.setattr("redislock_fast._linger.threads.time.sleep", lambda _: may_give_up.set())
     transport.lingering.give_back(PATIENCE_S)
     assert len(connection.posted) == 1, "the key is given up"
     assert not connection.takers, "and its reply is waited for"
@@ -388,7 +388,7 @@ def test_release_on_a_connection_that_ends_before_the_keys_are_watched_is_cleane
 
 @pytest.mark.usefixtures("interrupt_kind")
 def test_key_is_given_back_after_an_interrupt_at_any_line_of_the_watching(transport: Any) -> None:
-    files = ("_linger/giving_back.py", "_linger/watching_threads.py", "_linger/watching_loop.py")
+    files = ("_linger/key_cache.py", "_linger/threads.py", "_linger/loop.py")
     for strike in each_line(10):
         transport.connection, transport.cleaned_up = _Connection(), []
         cached = transport.lingering.key_cache.of(KEY)
@@ -396,7 +396,7 @@ def test_key_is_given_back_after_an_interrupt_at_any_line_of_the_watching(transp
         cached.idle_until = clock() - 1
         transport.lingering._sweeps_at = 0.0
         transport.lingering.key_cache.watch()
-        place = strike(transport.look, *files, "_linger/key_cache.py")
+        place = strike(transport.look, *files)
         transport.lingering._sweeps_at = 0.0
         transport.look()
         assert any(TOKEN in words for words in (*transport.cleaned_up, *transport.connection.posted)), place

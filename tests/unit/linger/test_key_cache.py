@@ -10,8 +10,7 @@ from typing import SupportsIndex
 
 import pytest
 
-from redislock_fast._linger.key_cache import CachedKey
-from redislock_fast._linger.key_lease import LocalWaiter
+from redislock_fast._linger.key_cache import CachedKey, LocalWaiter
 from redislock_fast._linger.procedures import release_here, take_at_once
 from redislock_fast._util import times
 from redislock_fast._util.times import drift_s

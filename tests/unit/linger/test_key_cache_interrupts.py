@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from redislock_fast._lease.owner import SharedOwner
-from redislock_fast._linger.key_lease import KeyLease
+from redislock_fast._linger.key_cache import KeyLease
 from redislock_fast._linger.procedures import Turn, release_here, take_at_once
 from redislock_fast._util.times import clock
 from tests.support.bare_locks import KEY, TOKEN, BareLock, Kept, Waiting, lease_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from redislock_fast._linger.watching_loop import _TaskWaiter
+from redislock_fast._linger.loop import _TaskWaiter
 
 
 async def _some_turns_of_the_loop() -> None:
