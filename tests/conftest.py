@@ -23,7 +23,8 @@ import redis.asyncio
 
 from redislock_fast._pipe.base import Pipe
 from redislock_fast._procedures.lock import LockBase
-from redislock_fast._transport import retries
+from redislock_fast._transport import base
+from redislock_fast._util import times
 from redislock_fast.server import KINDS, Server, find_binary, free_port
 from tests.support.any_pipe import any_pair, implementation, pipe_kind  # noqa: F401  # pytest finds fixtures by name
 from tests.support.async_helpers import (
@@ -98,7 +99,8 @@ def polling(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes callers wait longer for requests that are under way at the end of their time: the machine may be busy."""
-    monkeypatch.setattr(retries, "GRACE_S", PATIENCE_S)
+    for module in (base, times):
+        monkeypatch.setattr(module, "GRACE_S", PATIENCE_S)
 
 
 class Servers:

@@ -23,7 +23,7 @@ from redislock_fast._protocol.steps import Do
 from redislock_fast._queue.waiters import WaiterRegistry
 from redislock_fast._queue.waiting import Waiting
 from redislock_fast._renewal import threads as thread_renewer
-from redislock_fast._transport import retries
+from redislock_fast._transport import base
 from redislock_fast._transport.base import ServerTransport
 from redislock_fast._transport.loop import driver as loop_driver
 from redislock_fast._transport.loop.cleanup import LoopCleanup
@@ -33,6 +33,7 @@ from redislock_fast._transport.threads import cluster as thread_cluster
 from redislock_fast._transport.threads import connect as thread_connect
 from redislock_fast._transport.threads import driver as thread_driver
 from redislock_fast._transport.threads.cleanup import ThreadCleanup
+from redislock_fast._util import times
 
 CleanupEntries = list[tuple[bytes, bytes]]
 """Names of locks and their tokens."""
@@ -174,7 +175,8 @@ def queue_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def give_no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let an acquire whose time is up not wait for the reply to a request under way."""
-    monkeypatch.setattr(retries, "GRACE_S", 0.0)
+    for module in (base, times):
+        monkeypatch.setattr(module, "GRACE_S", 0.0)
 
 
 def wait_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._protocol.commands import Release, release_request
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._transport.parts import Part, ServerType
+from redislock_fast._transport.base import Part, ServerType
 from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.times import Limit, clock, drift_s
 

@@ -1,6 +1,6 @@
-"""The part of a server transport that threads and event loops share: the connection, and what goes wrong on it.
+"""What the server transports of threads and event loops share: the connection, what goes wrong on it, and retries.
 
-Nothing here waits, sends or receives.
+Nothing here waits, sends or receives. An `Attempts` belongs to the caller that executes the operation.
 """
 
 from __future__ import annotations
@@ -14,24 +14,42 @@ from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
 from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
     TimeoutError,  # noqa: A004
 )
 
-from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, OnReply
+from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Forked, NoReply, OnReply
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, FirstRequest, NotExecuted
+from redislock_fast._protocol.operation import (
+    NOAUTH,
+    SUBSCRIBED,
+    Exchange,
+    FirstRequest,
+    NotExecuted,
+    Redirected,
+    Refused,
+)
 from redislock_fast._queue.waiters import Waiter, WaiterRegistry
-from redislock_fast._transport.cleanup import Cleanup
-from redislock_fast._transport.parts import Encoding, KeptKeys
 from redislock_fast._transport.pool_events import notice_credentials
-from redislock_fast._transport.retries import FINAL, TRANSIENT, Attempts
 from redislock_fast._util import fork
-from redislock_fast._util.redis_py import RetryPolicy, redis_error
-from redislock_fast._util.times import clock
+from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
+from redislock_fast._util.times import FOREVER_S, GRACE_S, clock, reply_within_s
 from redislock_fast._util.tokens import PLAIN, TokenSource
 
-__all__ = ["MOST_LOSSES", "Registry", "ServerTransport"]
+__all__ = [
+    "MOST_LOSSES",
+    "Attempts",
+    "BlockingEncoding",
+    "Encoding",
+    "KeptKeys",
+    "Part",
+    "Registry",
+    "ServerTransport",
+    "ServerType",
+    "is_settled_by",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +73,12 @@ class _Pipe(Protocol):
     def post(self, args: Args, on_reply: OnReply | None = None) -> None: ...
 
 
+class _Cleanup(Protocol):
+    endings: set[Args]
+
+    def delete(self, entries: list[tuple[bytes, bytes]]) -> None: ...
+
+
 class _Connection(Protocol):
     @property
     def pipe(self) -> _Pipe: ...
@@ -67,6 +91,180 @@ class _Connection(Protocol):
 
 
 ConnectionType = TypeVar("ConnectionType", bound=_Connection)
+
+
+class Encoding:
+    """Names and tokens as bytes.
+
+    Args:
+        encoder: redis-py's, of the client.
+    """
+
+    def __init__(self, encoder: Any) -> None:
+        self._encoder = encoder
+        self._utf8 = (encoder.encoding, encoder.encoding_errors) == ("utf-8", "strict")
+
+    def encode(self, value: object) -> bytes:
+        """A name or token as bytes."""
+        if type(value) is bytes:
+            return value
+        if type(value) is str and self._utf8:  # as the encoder does, but faster
+            return value.encode()
+        with redis_errors():
+            return bytes(self._encoder.encode(value))
+
+    def key_of(self, name: object) -> bytes:
+        """A lock's name as the key that the client's own commands use for it."""
+        return self.encode(name)
+
+    def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
+        """Many names as keys, and whether different names certainly have different keys."""
+        if self._utf8:
+            with contextlib.suppress(TypeError):  # one of them is no str
+                return list(map(str.encode, names)), True
+        return [self.key_of(name) for name in names], False
+
+
+class BlockingEncoding(Encoding):
+    """The encoding of a blocking client."""
+
+    def key_of(self, name: object) -> bytes:
+        """As UTF-8 whatever the client's encoding is: hiredis packs redis-py's own commands so."""
+        return name.encode() if isinstance(name, str) else self.encode(name)
+
+
+class KeptKeys(Protocol):
+    """The keys that this process keeps on a server. The wing of lingering has the class."""
+
+    def give_up(self) -> None:
+        """Give up what lingers, in the background: the client is closed, or the loop ends."""
+
+    def forget(self) -> None:
+        """In a forked child: leave all keys to the parent."""
+
+    def wake(self) -> object:
+        """Wake the thread that listens, should it sleep; see `patching.adapt_later`."""
+
+    def resume(self) -> None:
+        """After a patch, where the former thread has ended: start another one if it listened."""
+
+
+FINAL = (AuthenticationError, AuthorizationError, Refused, Redirected, Forked)
+"""Errors that no further attempt at the same server can mend."""
+
+TRANSIENT = (ConnectionBroken, NoReply, NotExecuted, ConnectionError, TimeoutError)
+"""Errors after which an `Attempts` says whether to try again. Some of `FINAL` are subclasses: check those first."""
+
+
+class Attempts:
+    """The attempts of one operation: how much time is left for them, and when the next one starts.
+
+    Args:
+        retry: the retry policy of the connection pool or of the cluster client.
+        limit_s: how long the caller waits at most, in seconds, from now on; below 0: its time ended so long ago; None:
+            `retry` and `reply_s` alone count.
+        reply_s: how long the server may take for a reply, in seconds; below 0: forever.
+
+    Attributes:
+        deadline: when the caller's time ends, in the clock's seconds; None: never.
+        failures: how many attempts have failed.
+    """
+
+    failures = 0
+    _pause_s: float | None = None
+    _error: Exception | None = None
+
+    def __init__(self, retry: RetryPolicy, limit_s: float | None, reply_s: float = -1.0) -> None:
+        self._retry = retry
+        self._reply_s = reply_s
+        self.deadline = None if limit_s is None or limit_s > FOREVER_S else clock() + limit_s
+
+    def left_s(self) -> float | None:
+        """How much of the caller's time is left, in seconds; below 0 when it is up, None forever."""
+        return None if self.deadline is None else self.deadline - clock()
+
+    @property
+    def ends_at(self) -> float | None:
+        """When the caller stops waiting for what is under way, in the clock's seconds; None: never."""
+        return None if self.deadline is None else self.deadline + GRACE_S
+
+    def bounded_s(self) -> float | None:
+        """How long the caller waits for what is under way, in seconds from 0; None forever."""
+        return None if self.deadline is None else max(self.deadline + GRACE_S - clock(), 0.0)
+
+    def timeout_s(self, now: float) -> float:
+        """How long to wait for the reply to a request that leaves now, in seconds; below 0 forever."""
+        deadline = self.deadline
+        if deadline is None:
+            return self._reply_s
+        return max(reply_within_s(deadline - now, self._reply_s), 0.0)
+
+    def note_failure(self, trouble: Exception, error: Exception) -> None:
+        """Decide after a failed attempt whether there is another one.
+
+        Args:
+            trouble: the error; one of `TRANSIENT`.
+            error: what the caller gets if there is no other attempt.
+        """
+        self._pause_s = self.pause_s(trouble)
+        self._error = error
+
+    def go_on(self) -> None:
+        """Try again at once after a failure that does not count."""
+        self._pause_s, self._error = 0.0, None
+
+    def next_pause_s(self) -> float:
+        """How long to wait before the next attempt, in seconds.
+
+        Raises:
+            Exception: the error of the last failure, where there is no other attempt. Call this outside of the `except`
+                clause, so that the error has no context.
+        """
+        error, self._error = self._error, None
+        if self._pause_s is None and error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or this frame and the error would keep each other, and the connection, alive
+        return self._pause_s or 0.0
+
+    def pause_s(self, trouble: Exception) -> float | None:
+        """Count a failure. Returns how long to wait before the next attempt, in seconds; None to give up."""
+        self.failures += 1
+        retries = self._retry.retries
+        if isinstance(trouble, NotExecuted):
+            if trouble.code == NOAUTH:  # one new connection is worth a try
+                retries = 1
+            elif self.deadline is not None:  # a server that answers "later" is asked until the caller's time ends
+                retries = -1
+        return self._if_allowed(retries, self._retry.delay_s(self.failures), self.ends_at)
+
+    def _if_allowed(self, retries: int, pause_s: float, ends_at: float | None) -> float | None:
+        """The pause; None if the retries are used up, or the time is up before the pause is over."""
+        if 0 <= retries < self.failures or (ends_at is not None and clock() + pause_s >= ends_at):
+            return None
+        return pause_s
+
+
+def is_settled_by(operation: Exchange, capabilities: Capabilities, came: list[Any]) -> bool:
+    """Take the outcome of a first request that the caller has sent itself. Returns whether the operation is finished.
+
+    Args:
+        operation: whose request it was.
+        capabilities: of the connection on which it left.
+        came: the reply and the error, one of them None. The list is emptied.
+
+    Raises:
+        BaseException: the error; and whatever `Exchange.feed` raises.
+    """
+    reply, interruption = came
+    came.clear()  # an error keeps the frames that it came through: none of them may keep the error
+    if interruption is not None:
+        try:
+            raise interruption
+        finally:
+            del interruption
+    return reply is not NOT_ASKED and operation.feed(reply, capabilities)
 
 
 class ServerTransport(Generic[ConnectionType]):
@@ -97,7 +295,7 @@ class ServerTransport(Generic[ConnectionType]):
 
     _kind_of_attempts: type[Attempts] = Attempts
 
-    cleanup: Cleanup[Any]
+    cleanup: _Cleanup
     lingering: KeptKeys | None = None
 
     renewer: Any = None
@@ -369,6 +567,30 @@ class ServerTransport(Generic[ConnectionType]):
         if connection is not None:
             with contextlib.suppress(ConnectionBroken):
                 self.post(connection, request)
+
+
+ServerType = TypeVar("ServerType", bound="ServerTransport[Any]")
+
+
+class Part(Generic[ServerType]):
+    """A part of a server transport. It does not keep the transport alive, which ends as soon as its last client does.
+
+    Who calls a method of a part refers to the transport. So does what the method has called later: by a thread, a timer
+    or a callback that gets the transport and not the part.
+
+    Args:
+        server: the transport that has the part.
+    """
+
+    def __init__(self, server: ServerType) -> None:
+        self._server = weakref.ref(server)
+
+    @property
+    def server(self) -> ServerType:
+        """The transport."""
+        server = self._server()
+        assert server is not None
+        return server
 
 
 Transport = TypeVar("Transport")

@@ -21,7 +21,7 @@ from redislock_fast._protocol.claims import Claims
 from redislock_fast._protocol.operation import Exchange, Operation
 from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
 from redislock_fast._protocol.queue import LeaveQueue, cleanup_requests
-from redislock_fast._transport.parts import Part, ServerType
+from redislock_fast._transport.base import Part, ServerType
 
 __all__ = ["CLEANUP_FIRST_S", "CLEANUP_LAST_S", "CLEANUP_LIMIT_S", "Cleanup"]
 

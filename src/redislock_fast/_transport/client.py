@@ -7,21 +7,24 @@ or stands for a server does so for these locks, too. The client alone decides on
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import hiredis
+from redis.connection import Encoder  # type: ignore[attr-defined]
 from redis.exceptions import ResponseError
 
 from redislock_fast._pipe.base import Args, Bulk, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.operation import Exchange, without_arguments
-from redislock_fast._transport.parts import Name
+from redislock_fast._transport.base import Encoding
 from redislock_fast._util.redis_py import redis_errors
 
 __all__ = [
     "NO_WAITING",
     "ClientConnection",
+    "ClientEncoding",
+    "Name",
     "answered_here",
     "note_trouble",
     "read_reply",
@@ -29,6 +32,43 @@ __all__ = [
     "shown_errors",
     "start",
 ]
+
+
+class Name(bytes):
+    """A lock's name as bytes. `name` is what the user gave: a client may change that before it is encoded."""
+
+    name: Any
+
+
+class ClientEncoding(Encoding):
+    """The encoding of a client whose own methods send the requests.
+
+    Args:
+        client: may be a mock, whose encoder encodes nothing.
+        kind: the encoding of such a client whose requests leave on connections of ours.
+    """
+
+    def __init__(self, client: Any, kind: type[Encoding]) -> None:
+        encoder = client.get_encoder() if hasattr(client, "get_encoder") else None
+        if isinstance(encoder, Coroutine):  # of an asynchronous mock
+            encoder.close()
+        if not isinstance(encoder, Encoder):
+            encoder = Encoder("utf-8", "strict", False)  # type: ignore[no-untyped-call]
+        super().__init__(encoder)
+        self._plain = kind(encoder)
+
+    def key_of(self, name: object) -> Name:
+        """A lock's name as bytes, with the name itself."""
+        if isinstance(name, Name):
+            return name
+        key = Name(self._plain.key_of(name))
+        key.name = name
+        return key
+
+    def keys_of(self, names: Sequence[Any]) -> tuple[list[bytes], bool]:
+        """Many names as bytes. Only their keys tell whether they differ."""
+        return [self.key_of(name) for name in names], False
+
 
 _NOSCRIPT = hiredis.ReplyError("NOSCRIPT the client's own script object sends the SHA-1")
 

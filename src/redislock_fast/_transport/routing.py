@@ -35,7 +35,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.keys import slot_of
 from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted, Redirected
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._transport.retries import Attempts
+from redislock_fast._transport.base import Attempts
 from redislock_fast._util.redis_py import RetryPolicy, redis_error
 from redislock_fast._util.times import clock
 

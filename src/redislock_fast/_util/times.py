@@ -22,6 +22,7 @@ __all__ = [
     "drift_s",
     "poll_seconds",
     "positive_ms",
+    "reply_within_s",
     "ttl_ms_of",
     "wait_seconds",
 ]
@@ -219,3 +220,14 @@ def drift_s(lease_s: float) -> float:
     locks has it.
     """
     return 0.01 * lease_s + 0.002
+
+
+def reply_within_s(limit_s: float, reply_s: float) -> float:
+    """How long to wait for the reply to a request that leaves now, in seconds.
+
+    Args:
+        limit_s: how long the caller waits, in seconds from 0; a request under way may take `GRACE_S` more.
+        reply_s: how long the server may take for a reply, in seconds; below 0: forever.
+    """
+    bounded_s = limit_s + GRACE_S
+    return bounded_s if reply_s < 0 else min(reply_s, bounded_s)

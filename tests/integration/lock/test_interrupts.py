@@ -56,7 +56,7 @@ FACADE = (
     "_queue/waiters.py",
 )
 CHANNELS = (
-    "_transport/retries.py",
+    "_transport/base.py",
     "_transport/threads/cleanup.py",
     "_transport/threads/driver.py",
     "_transport/threads/server.py",
@@ -79,7 +79,6 @@ REDLOCK = (
     "_redlock/threads.py",
     "_redlock/loop.py",
 )
-SHARED = ("_transport/base.py", "_transport/cleanup.py")
 RETURNING = tuple(
     f" in {name}"
     for name in ("release_lock", "release_token", "execute_release", "release", "_release", "settle_release", "drive")
@@ -341,7 +340,7 @@ def test_acquire_interrupted_twice_leaves_nothing(world: World, settings: dict[s
     for strike in each_line(30, handled):
         lock = world.lock(**settings)
         interrupt_noting(lock)
-        strike(lambda: world.do(lock.acquire), *FACADE, *CHANNELS, *SHARED)  # noqa: B023
+        strike(lambda: world.do(lock.acquire), *FACADE, *CHANNELS, "_transport/cleanup.py")  # noqa: B023
         assert lock.local.token is None
         world.until_free()
 
@@ -367,7 +366,7 @@ def test_acquire_without_an_answer_interrupted_at_any_line(
                     world.do(lock.acquire)
 
             proxy.hold()
-            place = strike(acquire, *FACADE, *CHANNELS, *SHARED)
+            place = strike(acquire, *FACADE, *CHANNELS, "_transport/cleanup.py")
             proxy.resume()
             assert lock.local.token is None
             world.until_free()
@@ -505,7 +504,7 @@ def test_undoing_task_interrupted_at_any_line_leaves_nothing(fleet: list[Server]
                     clean_up(lock.redis, [(b"name", b"mine")])
 
                 world.do(leave_to_be_undone)
-                strike(lambda: world.do(others), "_transport/base.py", "_transport/cleanup.py", *CHANNELS)
+                strike(lambda: world.do(others), "_transport/cleanup.py", *CHANNELS)
                 world.until_free()
 
 
@@ -544,7 +543,7 @@ def test_connecting_acquire_interrupted_at_any_line(fleet: list[Server]) -> None
             place = interrupted_at(
                 number,
                 lambda: world.do(lock.acquire),  # noqa: B023
-                *SHARED,
+                "_transport/cleanup.py",
                 "_transport/threads/connect.py",
                 *CHANNELS,
             )

@@ -23,9 +23,9 @@ from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, NotExecuted
 from redislock_fast._protocol.queue import Watch
 from redislock_fast._protocol.steps import CleanupEntries, Do, Steps
-from redislock_fast._transport import retries
+from redislock_fast._transport import base
+from redislock_fast._transport.base import Attempts
 from redislock_fast._transport.loop import driver as loop_driver
-from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads import cluster as thread_cluster
 from redislock_fast._transport.threads import driver as thread_driver
 from redislock_fast._transport.threads.driver import transport_of
@@ -130,7 +130,7 @@ UNAUTHENTICATED = NotExecuted(NOAUTH, "NOAUTH Authentication required.")
 
 @pytest.fixture(autouse=True)
 def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "clock", lambda: NOW)
+    monkeypatch.setattr(base, "clock", lambda: NOW)
 
 
 def attempts(limit_s: float | None = None, reply_s: float = -1.0, after: int = 2, pause_s: float = 0.5) -> Attempts:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from redislock_fast._protocol.operation import Operation, Redirected
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import LeaveQueue
+from redislock_fast._transport.base import Attempts
 from redislock_fast._transport.cleanup import CLEANUP_FIRST_S, CLEANUP_LAST_S, CLEANUP_LIMIT_S, Cleanup
 from redislock_fast._transport.loop.connect import AsyncConnection
 from redislock_fast._transport.loop.end import LoopEnd
-from redislock_fast._transport.retries import Attempts
 
 if TYPE_CHECKING:
     from redislock_fast._transport.loop.server import LoopServerTransport

@@ -20,9 +20,11 @@ from redis.exceptions import (
 from redislock_fast._pipe.base import Args, Bulk, OnReply, Reply
 from redislock_fast._protocol.claims import ReplyTaker
 from redislock_fast._protocol.operation import Exchange, Operation
+from redislock_fast._transport.base import Attempts, Encoding
 from redislock_fast._transport.client import (
     NO_WAITING,
     ClientConnection,
+    ClientEncoding,
     answered_here,
     note_trouble,
     read_reply,
@@ -33,8 +35,6 @@ from redislock_fast._transport.client import (
 from redislock_fast._transport.kinds import client_of
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.server import LoopServerTransport
-from redislock_fast._transport.parts import ClientEncoding, Encoding
-from redislock_fast._transport.retries import Attempts
 
 __all__ = ["LoopClientTransport", "transport_of_pool"]
 

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
 from redislock_fast._pipe.loop_py import Pipe
-from redislock_fast._transport.parts import KeptKeys
+from redislock_fast._transport.base import KeptKeys
 from redislock_fast._util import fork
 from redislock_fast._util.times import clock
 

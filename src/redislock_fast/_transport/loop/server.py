@@ -33,15 +33,14 @@ from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe
 from redislock_fast._queue.waiters import Waiter
-from redislock_fast._transport.base import MOST_LOSSES, ServerTransport
+from redislock_fast._transport.base import MOST_LOSSES, Attempts, ServerTransport, is_settled_by
 from redislock_fast._transport.loop.cleanup import LoopCleanup
 from redislock_fast._transport.loop.connect import AsyncConnection, open_connection
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.pool_events import notice_closing
-from redislock_fast._transport.retries import Attempts, is_settled_by, reply_within_s
 from redislock_fast._transport.threads.connect import GreetingBroken
 from redislock_fast._util.redis_py import own_copy, redis_error
-from redislock_fast._util.times import FOREVER_S, clock
+from redislock_fast._util.times import FOREVER_S, clock, reply_within_s
 
 __all__ = ["LoopServerTransport"]
 

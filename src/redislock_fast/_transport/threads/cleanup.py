@@ -24,8 +24,8 @@ from redislock_fast._protocol.claims import Claims
 from redislock_fast._protocol.operation import Exchange, Redirected
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import LeaveQueue
+from redislock_fast._transport.base import Attempts
 from redislock_fast._transport.cleanup import CLEANUP_FIRST_S, CLEANUP_LAST_S, CLEANUP_LIMIT_S, Cleanup
-from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.starting import start_thread
 from redislock_fast._util import fork, patching

@@ -15,9 +15,11 @@ from redis.exceptions import (
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, OnReply, Reply
 from redislock_fast._protocol.claims import ReplyTaker
 from redislock_fast._protocol.operation import Exchange, Operation
+from redislock_fast._transport.base import Attempts, BlockingEncoding
 from redislock_fast._transport.client import (
     NO_WAITING,
     ClientConnection,
+    ClientEncoding,
     answered_here,
     note_trouble,
     read_reply,
@@ -25,8 +27,6 @@ from redislock_fast._transport.client import (
     shown_errors,
     start,
 )
-from redislock_fast._transport.parts import BlockingEncoding, ClientEncoding
-from redislock_fast._transport.retries import Attempts
 from redislock_fast._transport.threads.server import ThreadServerTransport
 
 __all__ = ["ThreadClientTransport"]

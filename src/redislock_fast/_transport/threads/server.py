@@ -32,15 +32,13 @@ from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.queue import Subscribe, cleanup_requests
 from redislock_fast._queue.waiters import BROKEN, Waiter
-from redislock_fast._transport.base import MOST_LOSSES, ServerTransport
-from redislock_fast._transport.parts import BlockingEncoding, Encoding
+from redislock_fast._transport.base import MOST_LOSSES, BlockingEncoding, Encoding, ServerTransport, is_settled_by
 from redislock_fast._transport.pool_events import notice_closing
-from redislock_fast._transport.retries import is_settled_by, reply_within_s
 from redislock_fast._transport.threads.cleanup import ThreadCleanup, finish_at_exit
 from redislock_fast._transport.threads.connect import Connection, GreetingBroken, open_connection
 from redislock_fast._util import fork, patching
 from redislock_fast._util.redis_py import redis_error
-from redislock_fast._util.times import FOREVER_S, clock
+from redislock_fast._util.times import FOREVER_S, clock, reply_within_s
 
 __all__ = ["ThreadServerTransport"]
 
