@@ -21,8 +21,8 @@ from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.lease import not_entered
 from redislock_fast._protocol.steps import Steps
+from redislock_fast._redlock.lease import renew
 from redislock_fast._redlock.lock import RedlockBase
-from redislock_fast._redlock.renewal import renew
 from redislock_fast._redlock.rounds import AcquireRound
 from redislock_fast._redlock.threads import ThreadQuorum
 from redislock_fast._renewal.threads import Renewer, renewer_of

@@ -108,7 +108,7 @@ FAULTS = (
     ),
     Fault(
         "renewal without a majority of replies is taken for a loss",
-        "_redlock/renewal.py",
+        "_redlock/lease.py",
         "True if round_.agreed else False if round_.refused else None",
         "bool(round_.agreed)",
         "tests/unit/redlock/test_redlock.py::test_renewal_that_a_majority_does_not_answer_is_tried_again",
@@ -129,14 +129,14 @@ FAULTS = (
     ),
     Fault(
         "server out of reach is connected to in each round",
-        "_redlock/health.py",
+        "_redlock/quorum.py",
         "return self.trouble is not None and now < self.retry_at",
         "return False",
         "tests/unit/redlock/test_redlock.py::test_server_that_could_not_be_reached_is_left_alone_for_a_while",
     ),
     Fault(
         "server that does not answer is asked without end",
-        "_redlock/health.py",
+        "_redlock/quorum.py",
         "return len(self.unanswered) >= _MOST_UNANSWERED",
         "return False",
         "tests/integration/redlock/test_faults.py::test_frozen_server_is_not_owed_ever_more[threads-valkey]",

@@ -32,9 +32,8 @@ from redislock_fast._protocol.queue import cleanup_requests
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._redlock import lease as redlock_lease
 from redislock_fast._redlock import lock as redlock_procedure
-from redislock_fast._redlock import renewal as redlock_renewal
-from redislock_fast._redlock.lease import MajorityEntry
 from redislock_fast._redlock.lock import RedlockBase
+from redislock_fast._redlock.quorum import MajorityEntry
 from redislock_fast._redlock.rounds import AcquireRound, MajorityRound, ReacquireRound
 from redislock_fast._renewal import schedule as schedule_module
 from redislock_fast._renewal.schedule import Record, Schedule, due_at, late_entries
@@ -146,7 +145,7 @@ class _Contender:
         while True:
             due = self._schedule.take(self.world.clock())
             losses: list[LeaseLoss] = []
-            yield from redlock_renewal.renewing(self, due, losses)  # type: ignore[arg-type]  # all of them are by quorum
+            yield from redlock_lease.renewing(self, due, losses)  # type: ignore[arg-type]  # all of them are by quorum
             self.world.check()
             self.clean_up(late_entries(losses))
             for lost, reason in losses:
@@ -303,7 +302,6 @@ def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
         lease_procedure,
         loss_procedure,
         redlock_procedure,
-        redlock_renewal,
         schedule_module,
         redlock_lease,
         lease_module,
@@ -364,17 +362,17 @@ def _too_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
     def renewed(self: Lease, expires_at: float, certainly: bool) -> None:
         self.expires_at = expires_at
 
-    monkeypatch.setattr(redlock_renewal.RedlockLease, "renewed", renewed)
+    monkeypatch.setattr(redlock_lease.RedlockLease, "renewed", renewed)
 
 
 def _too_hopeful(monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal that counts although no majority has answered."""
-    verdict = redlock_renewal._verdict
+    verdict = redlock_lease._verdict
 
     def hopeful(round_: ReacquireRound) -> Any:
         return verdict(round_)._replace(held=not round_.refused)
 
-    monkeypatch.setattr(redlock_renewal, "_verdict", hopeful)
+    monkeypatch.setattr(redlock_lease, "_verdict", hopeful)
 
 
 @pytest.mark.parametrize("plant", [_too_few, _too_late, _too_sure, _too_stubborn, _too_hopeful])

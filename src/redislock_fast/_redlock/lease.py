@@ -1,32 +1,43 @@
-"""The lease of a Redlock: its token, and until when a majority of the servers grants it."""
+"""The lease of a Redlock: its token, how long a majority of the servers grants it, and its renewal by majority rounds.
+
+Rules of the renewal: those of `_renewal/schedule.py`, which renews locks on one server. Where a majority agrees, the
+lease is renewed. Where a majority refuses, the lock is lost. Where too few servers vote, the renewal is retried until
+the lease ends. All leases that are due are renewed at once.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import weakref
+from typing import Any
 
+from redislock_fast._lease.lease import Lease
+from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
-from redislock_fast._redlock.rounds import AcquireRound, LeaseRound, MajorityRound, ReleaseRound, valid_s
+from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempting, ignoring_errors, limit_s, lose, renewable
+from redislock_fast._protocol.steps import Steps
+from redislock_fast._redlock.quorum import MajorityEntry, asking
+from redislock_fast._redlock.rounds import (
+    AcquireRound,
+    LeaseRound,
+    MajorityRound,
+    ReacquireRound,
+    ReleaseRound,
+    TakenRound,
+    valid_s,
+)
+from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
-__all__ = ["MajorityEntry", "MajorityLease", "Standing", "new_standing_of", "standing_of"]
-
-
-class MajorityEntry(NamedTuple):
-    """A Redlock to be cleaned up.
-
-    Attributes:
-        keys: the key, by server.
-        token: the token under which it was held.
-        quorum: the servers; kept alive, since a dropped lock may be the last that has a reference.
-    """
-
-    keys: list[bytes]
-    token: bytes
-    quorum: Any
-
-    def __repr__(self) -> str:
-        """Without the token."""
-        return object.__repr__(self)
+__all__ = [
+    "MajorityLease",
+    "RedlockLease",
+    "Standing",
+    "new_standing_of",
+    "reason_of_round",
+    "renew",
+    "renewing",
+    "standing_of",
+]
 
 
 class MajorityLease:
@@ -117,3 +128,97 @@ def new_standing_of(owner: Owner) -> Standing:
                 owner.extra = fresh
     standing: Standing = owner.extra
     return standing
+
+
+_MOST_AT_ONCE = 256
+"""Majority rounds under way at once: so few that all replies that a frozen server owes fit one connection."""
+
+
+class RedlockLease(Lease):
+    """The lease of a Redlock that is held on options.
+
+    Args:
+        lock: the lock object.
+        keys: the key, by server.
+        majority: the lock's lease without options.
+        ttl_ms: the ttl in milliseconds.
+        options: the lock's options.
+        quorum: the lock's servers.
+    """
+
+    __slots__ = ("_quorum", "keys", "majority")
+
+    def __init__(
+        self, lock: Any, keys: list[bytes], majority: MajorityLease, ttl_ms: int, options: Options, quorum: Any
+    ) -> None:
+        super().__init__(weakref.ref(lock), keys[0], majority.token, ttl_ms, majority.ends_at, options)
+        self.keys = keys
+        self.majority = majority
+        self._quorum = quorum
+
+    @property
+    def entry(self) -> MajorityEntry:
+        """The entry with which all servers are cleaned up."""
+        return MajorityEntry(self.keys, self.token, self._quorum)
+
+    def may_be_left(self, reason: LossReason) -> bool:  # noqa: ARG002  # for any reason
+        """Whether a server may still hold the lock after the loss: a minority may."""
+        return self.options.auto_renew
+
+    def renewed(self, expires_at: float, certainly: bool) -> None:
+        """Note a renewal, in the `MajorityLease` too: an extend adds to the ttl that was set last."""
+        super().renewed(expires_at, certainly)
+        if self.expires_at == expires_at:
+            self.majority.times = (self.majority.valid_until, expires_at)
+
+
+def renew(quorum: Any, due: list[Any], losses: list[LeaseLoss]) -> Any:
+    """Renew the leases that are due at the servers of a Redlock; a `RenewalBatch`."""
+    return quorum.drive(renewing(quorum, due, losses))
+
+
+def renewing(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
+    """Renew those of the due leases that can be renewed. Adds losses to `losses`. Sends what `Redlock.extend` sends."""
+    open_ones: list[Any] = renewable(list(leases), losses)
+    for at in range(0, len(open_ones), _MOST_AT_ONCE):
+        yield from _renewing_batch(quorum, open_ones[at : at + _MOST_AT_ONCE], losses)
+
+
+def _renewing_batch(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
+    now = clock()
+    asked: list[Any] = []
+    rounds: list[ReacquireRound] = []
+    for lease in leases:
+        ttl_ms = lease.begin_renewal(now)
+        if ttl_ms is not None:
+            asked.append(lease)
+            rounds.append(
+                ReacquireRound(lease.keys, lease.token, ttl_ms, limit_s([lease], now), list(lease.majority.refusals))
+            )
+    if asked:
+        gone: list[Any] = yield from attempting(
+            asked, asking(quorum, *rounds), lambda: [*map(_verdict, rounds)], losses
+        )
+        if gone:
+            yield from _asking_why(quorum, gone, losses)
+
+
+def _verdict(round_: ReacquireRound) -> Verdict:
+    held = True if round_.agreed else False if round_.refused else None
+    return Verdict(held, round_.ends_at if any(round_.sent) else None)
+
+
+def _asking_why(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
+    now = clock()
+    rounds = [TakenRound(lease.keys, lease.token, limit_s([lease], now)) for lease in leases]
+    with ignoring_errors():
+        yield asking(quorum, *rounds)
+    for lease, round_ in zip(leases, rounds, strict=True):
+        lose(lease, reason_of_round(round_), losses)
+
+
+def reason_of_round(round_: TakenRound) -> LossReason:
+    """Why a lock was lost whose lease has not ended, judged by the values that a majority of the servers has now."""
+    if round_.agreed:
+        return LossReason.TAKEN
+    return LossReason.DELETED if round_.refused else LossReason.SERVER_GONE

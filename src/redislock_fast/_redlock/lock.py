@@ -16,9 +16,11 @@ import asyncio
 import contextlib
 import math
 import random
+import threading
 import weakref
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from redis.exceptions import (
     AuthenticationError,
@@ -28,12 +30,15 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
+from redislock_fast._lease import owner as owners
 from redislock_fast._lease.callbacks import end_callback
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.logs import log_if_long
 from redislock_fast._lease.metrics import end_count, report_call, waiting_of
-from redislock_fast._lease.options import Options
-from redislock_fast._lease.owner import Owner
+from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
+from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
+from redislock_fast._lease.prolonging import mutex
+from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.lease import (
     UNLOCKED,
     describe,
@@ -48,11 +53,11 @@ from redislock_fast._procedures.lease import (
     unlocked_error,
     would_wait_for_itself,
 )
+from redislock_fast._procedures.lock import observe_by_otel
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.steps import Do, Steps
-from redislock_fast._redlock.lease import MajorityLease, new_standing_of, standing_of
+from redislock_fast._redlock.lease import MajorityLease, RedlockLease, new_standing_of, reason_of_round, standing_of
 from redislock_fast._redlock.quorum import asking
-from redislock_fast._redlock.renewal import RedlockLease, reason_of_round
 from redislock_fast._redlock.rounds import (
     AcquireRound,
     MajorityRound,
@@ -62,13 +67,22 @@ from redislock_fast._redlock.rounds import (
     TakenRound,
     valid_s,
 )
-from redislock_fast._redlock.settings import RedlockSettings
+from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason, shown
 from redislock_fast._util.redis_py import own_copy, redis_error
-from redislock_fast._util.times import Limit, added_ms, blocks, clock, drift_s, poll_seconds, wait_seconds
+from redislock_fast._util.times import Limit, added_ms, blocks, clock, drift_s, poll_seconds, positive_ms, wait_seconds
 from redislock_fast._util.tokens import MARKER, new_token
 
+if TYPE_CHECKING:
+    from typing_extensions import Never
+
+    from redislock_fast._lease.adaptive import AdaptiveTTL
+    from redislock_fast._lease.breaker import Breaker
+    from redislock_fast._lease.metrics import Metrics
+
 __all__ = ["RedlockBase"]
+
+_FEWEST = 3
 
 _SILENT_ATTEMPTS = 3
 """After so many attempts in a row without the votes of a majority, an `acquire` without a deadline raises."""
@@ -78,8 +92,193 @@ _random = random.SystemRandom()  # a user may have seeded the module's own alike
 _PERMANENT = (Refused, Redirected, AuthenticationError, AuthorizationError)
 
 
-class RedlockBase(RedlockSettings):
-    """A Redlock without its servers. The public classes describe the parameters."""
+class RedlockBase:
+    """A Redlock without its servers. The public classes describe the parameters.
+
+    Thread safety: `local` is replaced only in a forked child, and after a patch of `threading`. For its own rules, see
+    `_lease/owner.py`.
+    """
+
+    _options: Options | None = None
+    _is_for_tasks = False
+
+    @spelled_out("Redlock")
+    def __init__(
+        self,
+        servers: Iterable[Any],
+        name: Any,
+        timeout: float | AdaptiveTTL,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        limit: float = 0.25,
+        auto_renew: bool = False,
+        max_hold: float | None = None,
+        on_lost: Callable[[Any, LossReason], Any] | None = None,
+        cancel_on_lost: bool = False,
+        reentrant: bool = False,
+        breaker: Breaker | None = None,
+        metrics: Metrics | None = None,
+        **unknown: Never,
+    ) -> None:
+        refuse_unknown(type(self).__name__, unknown, RedlockBase.__init__)
+        poll_seconds(sleep)
+        blocks(blocking)
+        if blocking_timeout is not None:
+            wait_seconds(blocking_timeout, "blocking_timeout")
+        if not isinstance(servers, Iterable):  # tuple() of a client would send GET 0, GET 1 and so on
+            raise TypeError(f"servers is a list of clients, one for each server, not {type(servers).__name__}")
+        self._servers = tuple(servers)
+        self._name = name
+        transports = [self._transport_of(client) for client in self._servers]
+        _check(self._servers)
+        self._ask_at(transports)
+        adaptive: Any = timeout if hasattr(timeout, "observe") else None
+        seconds: Any = timeout
+        self._wanted_limit_s = positive_ms(limit, "limit") / 1000
+        self._set_ttl(positive_ms(seconds, "timeout") if adaptive is None else adaptive.ttl_ms(name))
+        if adaptive is None:
+            self._timeout: float = seconds
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        observe_by_otel()
+        options = Options(
+            adaptive=adaptive,
+            auto_renew=auto_renew,
+            max_hold=max_hold,
+            on_lost=on_lost,
+            cancel_on_lost=cancel_on_lost,
+            reentrant=reentrant,
+            breaker=breaker,
+            metrics=metrics,
+        )
+        options.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
+        if options.are_used:
+            self._options = options
+        self._own_nothing()
+
+    _pools: list[Any] | None = None
+    _former: Any = None
+    """The pools before: a lock may be renewed at their servers."""
+
+    def _ask_at(self, transports: list[Any]) -> None:
+        self._former = self._pools
+        self._pools = [client.connection_pool for client in self._servers]
+        self._quorum = self._quorum_of(transports)
+        self._keys: list[bytes] = [transport.encoding.key_of(self._name) for transport in transports]
+
+    def _follow_pools(self) -> None:
+        """Lock where the clients' own commands go by now: their pools may have been replaced."""
+        if [client.connection_pool for client in self._servers] != self._pools:
+            self._ask_at([self._transport_of(client) for client in self._servers])
+
+    def _set_ttl(self, ttl_ms: int) -> None:
+        """Set the ttl of the next acquire.
+
+        Raises:
+            ValueError: too short.
+        """
+        self._ttl_ms = ttl_ms
+        self._timeout = ttl_ms / 1000
+        self._limit_s = min(self._wanted_limit_s, valid_s(ttl_ms))
+        if self._limit_s <= 0:
+            raise ValueError(f"a timeout of {self._timeout!r} s is too short: clock drift takes 1 % and 2 ms of it")
+
+    @staticmethod
+    @abstractmethod
+    def _transport_of(client: Any) -> Any:
+        """The server transport of this client."""
+
+    @staticmethod
+    @abstractmethod
+    def _quorum_of(transports: list[Any]) -> Any:
+        """The quorum of these servers."""
+
+    @property
+    def name(self) -> Any:
+        """The key, the same on all servers."""
+        return self._name
+
+    @property
+    def timeout(self) -> float:
+        """The ttl in seconds."""
+        return self._timeout
+
+    @property
+    def servers(self) -> tuple[Any, ...]:
+        """The clients, in the order of `votes`."""
+        return self._servers
+
+    # ---- owners ----
+
+    def _own_nothing(self) -> None:
+        self._generation = fork.generation()
+        self._local = patching.in_force
+        self.local: Any = self._new_owners()
+
+    def _new_owners(self) -> Any:
+        own: type[Any] = TaskOwners if self._is_for_tasks else owners.of_threads
+        return own() if self.thread_local else SharedOwner()
+
+    def _own_anew(self) -> None:
+        """Go on after a fork, or a patch of `threading`. Threads of a child may do so at the same time."""
+        if self._local is not threading.local:
+            self._adapt_to_patch()
+        generation = fork.generation()
+        if self._generation != generation:
+            fresh = self._new_owners()
+            with mutex.lock:
+                if self._generation != generation:  # else another thread was faster, and may hold the lock by now
+                    self.local = fresh
+                    self._generation = generation  # last: others go on once they see it
+
+    def _adapt_to_patch(self) -> None:
+        """Go on after a patch of `threading`: each greenlet is an owner of its own from now on."""
+        patching.adapt()
+        if self._local is not patching.in_force:  # else another greenlet was faster, or this thread must not adapt
+            self._local = patching.in_force
+            if self.thread_local and not self._is_for_tasks:
+                self.local = owners.heirs_of(self.local)
+
+    @property
+    def _owners(self) -> Any:
+        return self.local
+
+    def _held(self) -> Owner:
+        """The owner whose lock the caller may use."""
+        owner: Owner = self._present_owners().held()
+        return owner
+
+    def _mine(self) -> Owner:
+        """The owner in which the caller's acquire is noted."""
+        owner: Owner = self._present_owners().mine()
+        return owner
+
+    def _present_owners(self) -> Any:
+        """The owners after a patch, or in a forked child, which holds nothing of its parent's."""
+        self._own_anew()
+        self._follow_pools()
+        return self.local
+
+    # ---- copying ----
+
+    def __copy__(self) -> Any:
+        """A second lock object: same clients, same token."""
+        return twin_of(self)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled.
+
+        Raises:
+            TypeError: always. Another process must make a lock object of its own, with clients of its own.
+        """
+        raise TypeError(f"the lock {shown(self._name)} cannot be pickled: make it anew in the other process")
 
     # ---- the background ----
 
@@ -467,7 +666,38 @@ class RedlockBase(RedlockSettings):
         return reason_of_round(round_)
 
 
-# ---- errors ----
+def _check(servers: tuple[Any, ...]) -> None:
+    """Check that these servers can form a majority.
+
+    Raises:
+        TypeError: a cluster is among them.
+        ValueError: they are too few, of even number, or not independent.
+    """
+    count = len(servers)
+    if count < _FEWEST:
+        raise ValueError(f"a Redlock needs 3 servers at least, not {count}: fewer tolerate no failure")
+    if count % 2 == 0:
+        raise ValueError(f"a Redlock needs an odd number of servers: {count} tolerate as few failures as {count - 1}")
+    seen: set[Any] = set()
+    for server in servers:
+        pool = getattr(server, "connection_pool", None)
+        if pool is None:
+            raise TypeError("a server of a Redlock must be a single server, not a cluster")
+        address = _address(pool)
+        if address in seen:
+            raise ValueError(f"{address} is among the servers more than once: it would have two votes")
+        seen.add(address)
+
+
+def _address(pool: Any) -> Any:
+    """The address of a pool's server, by the settings alone. Databases of one server have the same address."""
+    settings = pool.connection_kwargs
+    if settings.get("path"):
+        return settings["path"]
+    if "host" not in settings:  # a sentinel's pool, which finds its server when it connects
+        return pool.service_name, frozenset(_address(one.connection_pool) for one in pool.sentinel_manager.sentinels)
+    host = "127.0.0.1" if settings["host"] == "localhost" else settings["host"]
+    return f"{host}:{settings.get('port', 6379)}"
 
 
 def _is_hopeless(round_: MajorityRound) -> bool:

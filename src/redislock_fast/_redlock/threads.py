@@ -23,8 +23,7 @@ from typing import Any
 
 from redislock_fast._pipe.base import ConnectionBroken, Mailbox, NoReply
 from redislock_fast._protocol.steps import Steps
-from redislock_fast._redlock.health import health_of
-from redislock_fast._redlock.quorum import Quorum, Vote, Voting, resend, use_connection
+from redislock_fast._redlock.quorum import Quorum, Vote, Voting, health_of, resend, use_connection
 from redislock_fast._redlock.rounds import MajorityRound
 from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.driver import drive

@@ -22,9 +22,9 @@ from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner, current_task
 from redislock_fast._procedures.lease import not_entered, say_why
 from redislock_fast._protocol.steps import Steps
+from redislock_fast._redlock.lease import renew
 from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.loop import LoopQuorum
-from redislock_fast._redlock.renewal import renew
 from redislock_fast._redlock.rounds import AcquireRound
 from redislock_fast._renewal.loop import LoopRenewer, renewer_of
 from redislock_fast._transport.loop.driver import AsyncTransport, transport_of

@@ -71,7 +71,6 @@ REDLOCK = (
     "redlock.py",
     "asyncio/redlock.py",
     "_redlock/lock.py",
-    "_redlock/settings.py",
     "_redlock/lease.py",
     "_transport/threads/driver.py",
     "_transport/loop/driver.py",

@@ -21,10 +21,8 @@ from redislock_fast._pipe.base import Malformed
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.steps import Do, Steps
-from redislock_fast._redlock.health import ServerHealth
-from redislock_fast._redlock.lease import MajorityLease, new_standing_of
-from redislock_fast._redlock.quorum import resend
-from redislock_fast._redlock.renewal import RedlockLease, renewing
+from redislock_fast._redlock.lease import MajorityLease, RedlockLease, new_standing_of, renewing
+from redislock_fast._redlock.quorum import ServerHealth, resend
 from redislock_fast._redlock.rounds import (
     AcquireRound,
     MajorityRound,
