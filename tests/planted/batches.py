@@ -11,14 +11,14 @@ _ALL_OR_NOTHING = "tests/integration/batch/test_all_or_nothing.py::"
 FAULTS = (
     Fault(
         "batch that fails leaves the keys that it has got",
-        "_batch/pipeline.py",
+        "_batch/acquisition.py",
         "if (failed if ours else self.unsettled)",
         "if self.unsettled and not ours",
         "tests/unit/batch/test_pipeline.py::test_acquire_takes_what_is_free",
     ),
     Fault(
         "batch leaves the keys of an attempt of unknown outcome",
-        "_batch/pipeline.py",
+        "_batch/acquisition.py",
         "if (failed if ours else self.unsettled)",
         "if failed and ours",
         "tests/unit/batch/test_pipeline.py::test_acquire_whose_replies_were_lost_finds_its_own_token",

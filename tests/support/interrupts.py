@@ -60,7 +60,7 @@ def interrupt_when(condition: Callable[[], object]) -> None:
 
 PACKAGE = Path(redislock_fast.__file__).parent
 _FINALIZERS = ("_dropped", "dropped", "__del__")  # of leases and notes: Python ignores what they raise
-_BATCH = ("acquisition.py", "held.py", "pipeline.py", "plan.py", "watching.py")
+_BATCH = ("acquisition.py", "held.py", "plan.py", "watching.py")
 _TRACED = ("locker.py", *(f"_batch/{name}" for name in _BATCH), "_protocol/pipeline.py")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from redislock_fast._batch.pipeline import AcquirePipeline
+from redislock_fast._batch.acquisition import AcquirePipeline
 from redislock_fast._lease.owner import SharedOwner
 from redislock_fast._pipe import impl, threads_py
 from redislock_fast._protocol.capabilities import Capabilities

@@ -13,23 +13,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from redislock_fast._batch.pipeline import AcquirePipeline
 from redislock_fast._batch.plan import BatchLease, Group, Indexes
 from redislock_fast._lease.metrics import waiting_of
-from redislock_fast._protocol.commands import Reacquire
-from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
+from redislock_fast._protocol.commands import Acquire, Reacquire
+from redislock_fast._protocol.pipeline import InBulk, Pipeline, ReleasePipeline
 from redislock_fast._protocol.steps import Do, Steps, all_of
 from redislock_fast._queue.waiters import Grant
 from redislock_fast._queue.waiting import POLL, Waiting, log_wait_if_long
 from redislock_fast._util.times import Limit, clock
 
-__all__ = ["acquiring"]
+__all__ = ["AcquirePipeline", "acquiring"]
 
 _WINDOW = 1024
 """How many requests may be under way to one server at once: more would not be faster."""
 
 _FRESH = 0.75
 """The part of each lease that must be left when the batch is returned."""
+
+
+class AcquirePipeline(InBulk):
+    """Take the locks that are free, all under one token.
+
+    `results` says which are ours. `sent_at` is the time of the first request: all leases count from there.
+    """
+
+    def __init__(self, keys: list[bytes], token: bytes, ttl_ms: int | None) -> None:
+        super().__init__(keys, token)
+        self._ttl_ms = ttl_ms
+
+    @property
+    def sent_at(self) -> float:
+        """The time of the first request."""
+        return self._template.sent_at if isinstance(self._template, Acquire) else 0.0
+
+    def _new_machine(self, key: bytes) -> Acquire:
+        return Acquire(key, self._token, self._ttl_ms)
+
+    def takes(self) -> list[tuple[bytes, bytes]]:
+        return [(key, self._token) for key in self._keys]
+
+    def to_clean_up(self, failed: bool) -> list[tuple[bytes, bytes]]:
+        # The locks that are ours, if the caller gets an error, and those that an attempt of unknown outcome may make
+        # ours.
+        return [
+            (key, self._token)
+            for key, ours in zip(self._keys, self.results, strict=True)
+            if (failed if ours else self.unsettled)
+        ]
 
 
 def acquiring(lease: BatchLease) -> Steps:

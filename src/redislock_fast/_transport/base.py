@@ -295,6 +295,9 @@ class ServerTransport(Generic[ConnectionType]):
 
     _kind_of_attempts: type[Attempts] = Attempts
 
+    _cluster: weakref.ref[ServerTransport[Any]] | None = None
+    """The transport of the cluster, where this is that of a node; not where it is a dedicated connection to one."""
+
     cleanup: _Cleanup
     lingering: KeptKeys | None = None
 
@@ -345,8 +348,12 @@ class ServerTransport(Generic[ConnectionType]):
     # ---- what is to be cleaned up ----
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Delete locks that hold their tokens, in the background; see `Cleanup.delete`."""
-        self.cleanup.delete(entries)
+        """Delete locks that hold their tokens, in the background; see `Cleanup.delete`.
+
+        A node leaves that to its cluster: the cleanup goes to the nodes that have the slots by then.
+        """
+        cluster = None if self._cluster is None else self._cluster()
+        (self if cluster is None else cluster).cleanup.delete(entries)
 
     def post_cleanup(self, entries: list[tuple[bytes, bytes]]) -> None:
         """Post the cleanup where there is a connection: nothing will run in the background."""
@@ -422,8 +429,11 @@ class ServerTransport(Generic[ConnectionType]):
 
     def is_current(self, waiter: Waiter) -> bool:
         """Whether requests for the waiter's lock still leave on the waiter's connection."""
-        connection = self.connection
-        return connection is not None and connection.registry is waiter.registry and not connection.pipe.broken
+        connection, node_of = self.connection, self._cluster
+        if connection is None or connection.registry is not waiter.registry or connection.pipe.broken:
+            return False
+        cluster = None if node_of is None else node_of()
+        return node_of is None or (cluster is not None and cluster.server_of(waiter.key) is self)
 
     # ---- the connection, and what goes wrong on it ----
 

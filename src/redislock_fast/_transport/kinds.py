@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
+from redislock_fast._transport.base import Registry, Transport
 from redislock_fast._util.tracing import has_method_of_its_own
 
-__all__ = ["Kind", "changes_protocols", "client_of", "is_mock", "kind_of", "sends_by_itself"]
+__all__ = ["Kind", "Transports", "changes_protocols", "client_of", "is_mock", "kind_of", "sends_by_itself"]
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,41 @@ def sends_by_itself(client: Any) -> bool:
     if own:
         _log_once(f"{connection_class.__module__}.{connection_class.__qualname__}", "sends and reads in its own way")
     return own
+
+
+class Transports(Registry[Transport]):
+    """The one transport of each client in this process: those for threads, or those for tasks.
+
+    Args:
+        for_asyncio: whether they are for tasks.
+        makers: by kind, what makes a transport of its owner: the connection pool of a server, or else the client.
+    """
+
+    def __init__(self, for_asyncio: bool, makers: dict[Kind, Callable[[Any], Transport]]) -> None:
+        super().__init__()
+        self._for_asyncio = for_asyncio
+        self._makers = makers
+        self._kinds: dict[type, Kind] = {}
+
+    def of(self, client: Any) -> Transport:
+        """The transport of a client.
+
+        Raises:
+            TypeError: as for `kind_of`.
+        """
+        kind = self._kinds.get(type(client))
+        if kind is None:
+            kind = kind_of(client, self._for_asyncio)
+            if not is_mock(client):  # each mock has a class of its own
+                self._kinds[type(client)] = kind
+        if kind == "server" and "execute_command" not in client.__dict__:
+            transport = self.get(id(client.connection_pool))
+            if transport is not None:
+                return transport
+        if kind != "client" and sends_by_itself(client):
+            kind = "client"
+        owner = client.connection_pool if kind == "server" else client
+        return self.get(id(owner)) or self.add(owner, self._makers[kind])
 
 
 @lru_cache  # of a cluster, each new lock asks

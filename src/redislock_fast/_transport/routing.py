@@ -16,9 +16,8 @@ Nothing here waits, sends or receives.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import hiredis
 from redis.cluster import PRIMARY
@@ -51,13 +50,10 @@ __all__ = [
     "at_one_node",
     "error_of",
     "indexes_by_node",
-    "live",
     "next_node",
     "settings_of_cluster",
     "slot_node",
 ]
-
-_Cluster = TypeVar("_Cluster")
 
 ASKING: Args = (b"ASKING",)
 """Makes the next request valid for a slot that is being imported. It has no effect anywhere else."""
@@ -218,11 +214,6 @@ class NodeAttempts(Attempts):
 def settings_of_cluster(client: Any) -> dict[str, Any]:
     """The settings of a cluster client for the transport of the whole cluster; those of its nodes are for theirs."""
     return {"retry": getattr(client, "retry", None)}  # redis-py 5 has none for clusters
-
-
-def live(cluster: weakref.ref[_Cluster] | None) -> _Cluster | None:
-    """The transport of a node's cluster; None where it is gone, or there is none: for a dedicated connection."""
-    return None if cluster is None else cluster()
 
 
 def at_one_node(client: Any, keys: list[bytes]) -> Sequence[int]:

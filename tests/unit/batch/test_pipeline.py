@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import hiredis
 import pytest
 
-from redislock_fast._batch.pipeline import AcquirePipeline
+from redislock_fast._batch.acquisition import AcquirePipeline
 from redislock_fast._pipe.base import Args, Malformed, Reply
 from redislock_fast._protocol.capabilities import PROBE, Capabilities
 from redislock_fast._protocol.commands import Acquire, Release

@@ -37,7 +37,6 @@ from redislock_fast._transport.routing import (
     at_one_node,
     error_of,
     indexes_by_node,
-    live,
     next_node,
     settings_of_cluster,
     slot_node,
@@ -95,20 +94,8 @@ class _Node(LoopServerTransport):
     def __init__(self, pool: _Pool, end: LoopEnd, cluster: LoopClusterTransport | None = None) -> None:
         super().__init__(pool, end)
         self._pool = pool  # lives as long as this object does
-        self._cluster = None if cluster is None else weakref.ref(cluster)
-
-    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Delete locks that hold their tokens, at the nodes that have their slots by then."""
-        cluster = live(self._cluster)
-        if cluster is None:
-            super().clean_up(entries)
-        else:
-            cluster.clean_up(entries)
-
-    def is_current(self, waiter: Waiter) -> bool:
-        """Whether the node still has the slot of the waiter's lock, on the waiter's connection."""
-        cluster = live(self._cluster)
-        return cluster is not None and cluster.server_of(waiter.key) is self and super().is_current(waiter)
+        if cluster is not None:
+            self._cluster = weakref.ref(cluster)
 
 
 class LoopClusterTransport(LoopServerTransport):

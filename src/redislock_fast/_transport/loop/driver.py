@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import (
@@ -17,9 +18,8 @@ from redis.exceptions import (
 
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._protocol.steps import Steps, name_lock
-from redislock_fast._transport.base import Registry
 from redislock_fast._transport.beside import Beside, beside_cluster, beside_pool
-from redislock_fast._transport.kinds import Kind, changes_protocols, is_mock, kind_of, sends_by_itself
+from redislock_fast._transport.kinds import Transports, changes_protocols
 from redislock_fast._transport.loop.client import LoopClientTransport, transport_of_pool
 from redislock_fast._transport.loop.cluster import LoopClusterTransport
 from redislock_fast._transport.loop.server import LoopServerTransport
@@ -117,42 +117,21 @@ _BESIDE: dict[type[LoopServerTransport], Callable[[Any], Beside | None]] = {
 }
 
 
-_transports: Registry[AsyncTransport] = Registry()
-_TRANSPORTS: dict[Kind, type[LoopServerTransport]] = {
-    "server": LoopServerTransport,
-    "cluster": LoopClusterTransport,
-    "client": LoopClientTransport,
-}
 _WITHOUT_TAKING_OVER: dict[type[LoopServerTransport], Callable[[Any], LoopServerTransport]] = {
     LoopServerTransport: transport_of_pool,
     LoopClusterTransport: LoopClientTransport,
     LoopClientTransport: LoopClientTransport,
 }
-_kinds: dict[type, type[LoopServerTransport]] = {}
+_transports: Transports[AsyncTransport] = Transports(
+    True,
+    {
+        "server": partial(AsyncTransport, kind=LoopServerTransport),
+        "cluster": partial(AsyncTransport, kind=LoopClusterTransport),
+        "client": partial(AsyncTransport, kind=LoopClientTransport),
+    },
+)
 
-
-def transport_of(client: Any) -> AsyncTransport:
-    """The one transport of an asyncio client in this process.
-
-    Args:
-        client: redis-py's asyncio `Redis` or `RedisCluster`.
-
-    Raises:
-        TypeError: for a pipeline or a client that blocks.
-    """
-    kind = _kinds.get(type(client))
-    if kind is None:
-        kind = _TRANSPORTS[kind_of(client, for_asyncio=True)]
-        if not is_mock(client):  # each mock has a class of its own
-            _kinds[type(client)] = kind
-    if kind is LoopServerTransport and "execute_command" not in client.__dict__:
-        transport = _transports.get(id(client.connection_pool))
-        if transport is not None:
-            return transport
-    if kind is not LoopClientTransport and sends_by_itself(client):
-        kind = LoopClientTransport
-    owner = client.connection_pool if kind is LoopServerTransport else client
-    return _transports.get(id(owner)) or _transports.add(owner, lambda owner: AsyncTransport(owner, kind))
+transport_of = _transports.of
 
 
 async def _sleep(seconds: float) -> None:

@@ -31,7 +31,6 @@ from redislock_fast._transport.routing import (
     at_one_node,
     error_of,
     indexes_by_node,
-    live,
     next_node,
     settings_of_cluster,
     slot_node,
@@ -59,26 +58,12 @@ class _Node(ThreadServerTransport):
     """
 
     _kind_of_attempts = NodeAttempts
-    _cluster: weakref.ref[ThreadClusterTransport] | None = None
 
     def __init__(self, owner: Any, cluster: ThreadClusterTransport | None = None) -> None:
         super().__init__(owner)
         if cluster is not None:
             self.inside = cluster.inside
             self._cluster = weakref.ref(cluster)
-
-    def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
-        """Delete locks that hold their tokens, at the nodes that have their slots by then."""
-        cluster = live(self._cluster)
-        if cluster is None:
-            super().clean_up(entries)
-        else:
-            cluster.clean_up(entries)
-
-    def is_current(self, waiter: Waiter) -> bool:
-        """Whether the node still has the slot of the waiter's lock, on the waiter's connection."""
-        cluster = live(self._cluster)
-        return cluster is not None and cluster.server_of(waiter.key) is self and super().is_current(waiter)
 
     def forget_inside(self) -> None:
         """In a forked child: share the set of the cluster again, whichever of the two forgets first."""

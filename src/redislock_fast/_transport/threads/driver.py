@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from redislock_fast._pipe.base import Forked
 from redislock_fast._protocol.steps import Steps, name_lock
-from redislock_fast._transport.base import Registry
-from redislock_fast._transport.kinds import Kind, is_mock, kind_of, sends_by_itself
+from redislock_fast._transport.kinds import Transports
 from redislock_fast._transport.observer import Observed
 from redislock_fast._transport.threads.client import ThreadClientTransport
 from redislock_fast._transport.threads.cluster import ThreadClusterTransport
@@ -23,37 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["drive", "transport_of"]
 
-_servers: Registry[ThreadServerTransport] = Registry()
-_TRANSPORTS: dict[Kind, type[ThreadServerTransport]] = {
-    "server": ThreadServerTransport,
-    "cluster": ThreadClusterTransport,
-    "client": ThreadClientTransport,
-}
-_kinds: dict[type, type[ThreadServerTransport]] = {}
+_servers: Transports[ThreadServerTransport] = Transports(
+    False, {"server": ThreadServerTransport, "cluster": ThreadClusterTransport, "client": ThreadClientTransport}
+)
 
-
-def transport_of(client: Any) -> ThreadServerTransport:
-    """The one transport of a client in this process.
-
-    Args:
-        client: redis-py's `Redis` or `RedisCluster`, of any kind.
-
-    Raises:
-        TypeError: for a pipeline or an asyncio client: neither can hold a lock by blocking calls.
-    """
-    kind = _kinds.get(type(client))
-    if kind is None:
-        kind = _TRANSPORTS[kind_of(client, for_asyncio=False)]
-        if not is_mock(client):  # each mock has a class of its own
-            _kinds[type(client)] = kind
-    if kind is ThreadServerTransport and "execute_command" not in client.__dict__:
-        transport = _servers.get(id(client.connection_pool))
-        if transport is not None:
-            return transport
-    if kind is not ThreadClientTransport and sends_by_itself(client):
-        kind = ThreadClientTransport
-    owner = client.connection_pool if kind is ThreadServerTransport else client
-    return _servers.get(id(owner)) or _servers.add(owner, kind)
+transport_of = _servers.of
 
 
 def _sleep(seconds: float) -> None:
