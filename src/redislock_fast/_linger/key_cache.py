@@ -517,28 +517,6 @@ class CachedKey:
             waiter.wake()
 
 
-class _Listener:
-    """A lease whose holder is to hear once that the lock is wanted.
-
-    Args:
-        lease: it is not kept alive.
-        tell: called with it.
-    """
-
-    __slots__ = ("_on_wanted", "lease")
-
-    def __init__(self, lease: Lease, on_wanted: Callable[[Lease], object]) -> None:
-        self.lease = weakref.ref(lease)
-        self._on_wanted = on_wanted
-
-    def call(self) -> None:
-        """Tell the holder, if it was not told."""
-        lease = self.lease()
-        if lease is not None and not (lease.wanted or lease.over):
-            lease.wanted = True
-            self._on_wanted(lease)
-
-
 class KeyCache:
     """The keys of one server that this process keeps, or one event loop of it.
 
@@ -565,7 +543,7 @@ class KeyCache:
         self.new_waiter = new_waiter
         self._watch = watch
         self._keys: dict[bytes, CachedKey] = {}
-        self._listeners: dict[bytes, _Listener] = {}
+        self._listeners: dict[bytes, tuple[weakref.ref[Lease], Callable[[Lease], object]]] = {}
         self.is_watched = False
         self.loop: object = None
         self.shortest_s = LONGEST_KEPT_S
@@ -600,21 +578,23 @@ class KeyCache:
 
     def listen(self, lease: Lease, on_wanted: Callable[[Lease], object]) -> None:
         """Have `on_wanted` called once, when another caller is heard to want the lock of this lease."""
-        self._listeners[lease.key] = _Listener(lease, on_wanted)
+        self._listeners[lease.key] = weakref.ref(lease), on_wanted
         if not self.is_watched:
             self.watch()
 
     def end_listening(self, lease: Lease) -> None:
         """Do not tell the holder of this lease any more."""
         listener = self._listeners.get(lease.key)
-        if listener is not None and listener.lease() is lease:
+        if listener is not None and listener[0]() is lease:
             self._listeners.pop(lease.key, None)
 
     def ask_holder(self, key: bytes) -> None:
-        """Tell the holder of this key, if it listens, that another caller wants it."""
+        """Tell the holder of this key, if it listens and was not told, that another caller wants it."""
         listener = self._listeners.get(key)
-        if listener is not None:
-            listener.call()
+        lease = None if listener is None else listener[0]()
+        if listener is not None and lease is not None and not (lease.wanted or lease.over):
+            lease.wanted = True
+            listener[1](lease)
 
     def take_wanted(self, key: bytes) -> None:
         """Note that another process wants a key. A key that lingers is given up at once."""
@@ -656,8 +636,8 @@ class KeyCache:
             if due:
                 self.give_up(due, False)
             raise
-        for key, listener in list(self._listeners.items()):
-            if listener.lease() is None:
+        for key, (lease_of, _) in list(self._listeners.items()):
+            if lease_of() is None:
                 self._listeners.pop(key, None)
         return is_used or len(self._listeners) > 0
 

@@ -17,6 +17,7 @@ from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    ResponseError,
     TimeoutError,  # noqa: A004
 )
 
@@ -443,7 +444,7 @@ class ServerTransport(Generic[ConnectionType]):
             connection.close()
 
     def _give_up(self, connection: ConnectionType) -> None:
-        if self.connection is connection:
+        if self.connection is connection and self.connects:  # else it is the client, which has connections of its own
             self.connection = None
             self.tokens = self.tokens.successor()
             if connection.ending is not None:
@@ -527,6 +528,10 @@ class ServerTransport(Generic[ConnectionType]):
             trouble: the error.
             unanswered: the connection is added to it if the request may still be executed.
         """
+        if not self.connects:  # its client has made all attempts. A cleanup cannot follow on the same connection
+            if not isinstance(trouble, ResponseError):
+                operation.note_unanswered(True)
+            return False
         if isinstance(trouble, FINAL):
             return False
         if isinstance(trouble, TRANSIENT):

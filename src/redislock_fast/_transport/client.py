@@ -16,7 +16,7 @@ from redis.exceptions import ResponseError
 
 from redislock_fast._pipe.base import Args, Bulk, Reply
 from redislock_fast._protocol.capabilities import Capabilities
-from redislock_fast._protocol.operation import Exchange, without_arguments
+from redislock_fast._protocol.operation import without_arguments
 from redislock_fast._transport.base import Encoding
 from redislock_fast._util.redis_py import redis_errors
 
@@ -26,7 +26,7 @@ __all__ = [
     "ClientEncoding",
     "Name",
     "answered_here",
-    "note_trouble",
+    "no_caller",
     "read_reply",
     "requests_of",
     "shown_errors",
@@ -77,14 +77,8 @@ NO_WAITING = "a lock cannot wait for replicas here: its client sends commands in
 """Why `WAIT` is refused: the client may send each request on another connection, and `WAIT` is about its own."""
 
 
-def note_trouble(operation: Exchange, trouble: BaseException) -> bool:
-    """Note that a request failed. Returns False: nothing is sent again, since the client has made all attempts.
-
-    No cleanup can follow on the same connection: the client has several.
-    """
-    if not isinstance(trouble, ResponseError):
-        operation.note_unanswered(True)
-    return False
+def no_caller(_: object) -> None:
+    """Wake no caller: the one that takes the reply is running."""
 
 
 class ClientConnection:

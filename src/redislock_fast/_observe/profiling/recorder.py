@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from redislock_fast._lease.metrics import ObserverByKind
@@ -75,7 +76,14 @@ class Recorder(ObserverByKind, patching.Adaptable):
     def __init__(self) -> None:
         self.ended = False
         self._lasted_s = 0.0
-        self.of_semaphores = _OfSemaphores(self)
+        # A caller may hold several permits of one semaphore, so each is known by its serial.
+        self.of_semaphores = SimpleNamespace(
+            record_wait_started=self.record_wait_started,
+            record_acquisition=self.record_permit,
+            record_failure=self.record_failure,
+            record_holding=self.record_permit_holding,
+            record_loss=self.record_loss,
+        )
         self.forget()
         fork.forget_in_child(self)
         patching.adapt_later(self)
@@ -118,7 +126,7 @@ class Recorder(ObserverByKind, patching.Adaptable):
             caller, record = self._note_acquisition(text, site, seconds, now)
             caller.hold(text, record.begin(text, site, now))
 
-    def record_permit(self, name: Any, seconds: float) -> None:
+    def record_permit(self, name: Any, seconds: float, attempts: int) -> None:  # noqa: ARG002
         """A permit was acquired by the caller. Its holding is reported with its serial."""
         if self.ended:
             return
@@ -218,36 +226,6 @@ class Recorder(ObserverByKind, patching.Adaptable):
                 sites.setdefault(holding.name, holding.site)
         for held, held_site in sites.items():
             self._orders.note(held, held_site, name, site)
-
-
-class _OfSemaphores:
-    """Gets the reports of permits for a `Recorder`, with methods of `Observer`.
-
-    A caller may hold several permits of one semaphore, so each is known by its serial.
-    """
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def record_wait_started(self, name: Any, serial: int) -> None:
-        """The caller begins to wait for a permit."""
-        self._recorder.record_wait_started(name, serial)
-
-    def record_acquisition(self, name: Any, seconds: float, attempts: int) -> None:  # noqa: ARG002  # as above
-        """A permit was acquired by the caller."""
-        self._recorder.record_permit(name, seconds)
-
-    def record_failure(self, name: Any, seconds: float, attempts: int, error: BaseException | None) -> None:
-        """No permit was acquired by the caller."""
-        self._recorder.record_failure(name, seconds, attempts, error)
-
-    def record_holding(self, name: Any, serial: int, held: bool) -> None:
-        """A permit is held, or not any more."""
-        self._recorder.record_permit_holding(name, serial, held)
-
-    def record_loss(self, name: Any, hold_s: float, reason: LossReason) -> None:
-        """A permit was found to be lost."""
-        self._recorder.record_loss(name, hold_s, reason)
 
 
 def _text(name: Any) -> str:

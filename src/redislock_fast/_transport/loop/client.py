@@ -20,13 +20,13 @@ from redis.exceptions import (
 from redislock_fast._pipe.base import Args, Bulk, OnReply, Reply
 from redislock_fast._protocol.claims import ReplyTaker
 from redislock_fast._protocol.operation import Exchange, Operation
-from redislock_fast._transport.base import Attempts, Encoding
+from redislock_fast._transport.base import Encoding
 from redislock_fast._transport.client import (
     NO_WAITING,
     ClientConnection,
     ClientEncoding,
     answered_here,
-    note_trouble,
+    no_caller,
     read_reply,
     requests_of,
     shown_errors,
@@ -110,19 +110,6 @@ class LoopClientTransport(LoopServerTransport):
     def _settings_of(owner: Any) -> dict[str, Any]:  # noqa: ARG004  # the client applies its own
         return {}
 
-    def _give_up(self, connection: Any) -> None:
-        """Keep the client, whatever happened to one of its connections."""
-
-    def _note_trouble(
-        self,
-        attempts: Attempts,  # noqa: ARG002
-        connection: Any,  # noqa: ARG002
-        operation: Exchange,
-        trouble: BaseException,
-        unanswered: list[Any],  # noqa: ARG002
-    ) -> bool:
-        return note_trouble(operation, trouble)
-
     @staticmethod
     def encoding_of(owner: Any) -> ClientEncoding:
         return ClientEncoding(owner, Encoding)
@@ -154,7 +141,7 @@ class LoopClientTransport(LoopServerTransport):
 
     async def _call_for_claim(self, connection: Any, operation: Exchange, request: Args, timeout_s: float) -> Reply:
         """`LoopServerTransport._call_for_claim`; no reply comes later."""
-        taker = ReplyTaker(operation, request, _nothing)
+        taker = ReplyTaker(operation, request, no_caller)
         taker(await connection.pipe.call(request, timeout_s))
         return taker.reply
 
@@ -173,7 +160,3 @@ def transport_of_pool(pool: Any) -> LoopClientTransport:
     A client would keep the pool alive, so each request has a new one.
     """
     return LoopClientTransport(pool, client_of=client_of)
-
-
-def _nothing(_: object) -> None:
-    pass

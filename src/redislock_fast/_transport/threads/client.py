@@ -15,13 +15,13 @@ from redis.exceptions import (
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, OnReply, Reply
 from redislock_fast._protocol.claims import ReplyTaker
 from redislock_fast._protocol.operation import Exchange, Operation
-from redislock_fast._transport.base import Attempts, BlockingEncoding
+from redislock_fast._transport.base import BlockingEncoding
 from redislock_fast._transport.client import (
     NO_WAITING,
     ClientConnection,
     ClientEncoding,
     answered_here,
-    note_trouble,
+    no_caller,
     read_reply,
     requests_of,
     shown_errors,
@@ -100,19 +100,6 @@ class ThreadClientTransport(ThreadServerTransport):
     def _settings_of(owner: Any) -> dict[str, Any]:  # noqa: ARG004  # the client applies its own
         return {}
 
-    def _give_up(self, connection: Any) -> None:
-        """Keep the client, whatever happened to one of its connections."""
-
-    def _note_trouble(
-        self,
-        attempts: Attempts,  # noqa: ARG002
-        connection: Any,  # noqa: ARG002
-        operation: Exchange,
-        trouble: BaseException,
-        unanswered: list[Any],  # noqa: ARG002
-    ) -> bool:
-        return note_trouble(operation, trouble)
-
     @staticmethod
     def encoding_of(owner: Any) -> ClientEncoding:
         return ClientEncoding(owner, BlockingEncoding)
@@ -128,7 +115,7 @@ class ThreadClientTransport(ThreadServerTransport):
 
     def call_for_claim(self, connection: Any, operation: Exchange, request: Args, timeout_s: float) -> Reply:
         """`ThreadServerTransport.call_for_claim`; no reply comes later."""
-        taker = ReplyTaker(operation, request, _nothing)
+        taker = ReplyTaker(operation, request, no_caller)
         taker(connection.pipe.call(request, timeout_s))
         return taker.reply
 
@@ -139,7 +126,3 @@ class ThreadClientTransport(ThreadServerTransport):
             redis.exceptions.RedisError: always.
         """
         raise RedisError(NO_WAITING)
-
-
-def _nothing(_: object) -> None:
-    pass
