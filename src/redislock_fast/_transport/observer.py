@@ -103,6 +103,8 @@ class Observed:
         client: whose commands; None: redis-py's.
     """
 
+    _kind: type[_StandIn] = _Client
+
     def __init__(self, transport: Any, client: Any) -> None:
         self._transport = transport
         self._client = client
@@ -112,61 +114,57 @@ class Observed:
 
     def execute(self, operation: Operation, limit_s: float | None = None) -> Any:
         """As the transport's own; for tasks, an awaitable."""
-        _execute_observed(self._transport, operation, limit_s, self._client)
+        transport = self._transport
+        if _is_unseen(operation, transport):
+            transport.execute(operation, limit_s)
+            return
+
+        def execute() -> bool:
+            transport.execute(operation, limit_s)
+            return operation.result
+
+        stand_in, send = self._stand_in(operation, execute)
+        capabilities, encode = _capabilities_of(transport), transport.encoding.encode
+        finished = False
+        while not finished:
+            request = operation.request(capabilities, clock())
+            answer = send(*stand_in.observed_as(request))
+            finished = stand_in.has_executed or operation.feed(read_reply(request, answer, encode), capabilities)
+
+    def _stand_in(self, operation: Operation, execute: Callable[[], Any]) -> tuple[_StandIn, Callable[..., Any]]:
+        """A stand-in, and its `execute_command`, with the tracer of the client around it where that has its own."""
+        stand_in: Any = self._kind(self._transport.server_of(operation.key).pool(), operation.key, execute)
+        tracer = tracer_of(self._client)
+        return stand_in, stand_in.execute_command if tracer is None else traced(tracer, stand_in.execute_command)
 
 
 class AsyncObserved(Observed):
     """The same for tasks."""
 
-    def execute(self, operation: Operation, limit_s: float | None = None) -> Any:
-        return _execute_observed_async(self._transport, operation, limit_s, self._client)
+    _kind = _AsyncClient
+
+    async def execute(self, operation: Operation, limit_s: float | None = None) -> None:
+        transport = self._transport
+        if _is_unseen(operation, transport):
+            await transport.execute(operation, limit_s)
+            return
+
+        async def execute() -> bool:
+            await transport.execute(operation, limit_s)
+            return operation.result
+
+        stand_in, send = self._stand_in(operation, execute)
+        capabilities, encode = _capabilities_of(transport), transport.encoding.encode
+        finished = False
+        while not finished:
+            request = operation.request(capabilities, clock())
+            answer = await send(*stand_in.observed_as(request))
+            finished = stand_in.has_executed or operation.feed(read_reply(request, answer, encode), capabilities)
 
 
-def _execute_observed(transport: Any, operation: Operation, limit_s: float | None, client: Any) -> None:
-    """`ThreadServerTransport.execute`, observed as a command of this client, or of redis-py's where it is None."""
-    if operation.is_pipeline or operation.first_outcome is not None or not transport.is_observable:
-        transport.execute(operation, limit_s)
-        return
-
-    def execute() -> bool:
-        transport.execute(operation, limit_s)
-        return operation.result
-
-    stand_in = _Client(transport.server_of(operation.key).pool(), operation.key, execute)
-    send = _sender(stand_in, client)
-    capabilities, encode = _capabilities_of(transport), transport.encoding.encode
-    finished = False
-    while not finished:
-        request = operation.request(capabilities, clock())
-        answer = send(*stand_in.observed_as(request))
-        finished = stand_in.has_executed or operation.feed(read_reply(request, answer, encode), capabilities)
-
-
-async def _execute_observed_async(transport: Any, operation: Operation, limit_s: float | None, client: Any) -> None:
-    """`LoopServerTransport.execute`, observed as a command of this client, or of redis-py's where it is None."""
-    if operation.is_pipeline or operation.first_outcome is not None or not transport.is_observable:
-        await transport.execute(operation, limit_s)
-        return
-
-    async def execute() -> bool:
-        await transport.execute(operation, limit_s)
-        return operation.result
-
-    stand_in = _AsyncClient(transport.server_of(operation.key).pool(), operation.key, execute)
-    send = _sender(stand_in, client)
-    capabilities, encode = _capabilities_of(transport), transport.encoding.encode
-    finished = False
-    while not finished:
-        request = operation.request(capabilities, clock())
-        answer = await send(*stand_in.observed_as(request))
-        finished = stand_in.has_executed or operation.feed(read_reply(request, answer, encode), capabilities)
-
-
-def _sender(stand_in: Any, client: Any) -> Callable[..., Any]:
-    """`execute_command` of the stand-in, with the tracer of the client around it where that has one of its own."""
-    tracer = tracer_of(client)
-    send: Callable[..., Any] = stand_in.execute_command
-    return send if tracer is None else traced(tracer, send)
+def _is_unseen(operation: Operation, transport: Any) -> bool:
+    """Whether the operation is executed without an observer."""
+    return operation.is_pipeline or operation.first_outcome is not None or not transport.is_observable
 
 
 def _capabilities_of(transport: Any) -> Capabilities:

@@ -250,7 +250,7 @@ class LoopClusterTransport(LoopServerTransport):
     def _server_to(self, client: Any, node: Any) -> LoopServerTransport:
         server = self._nodes.get(node.name)
         if server is None:
-            server = self._nodes[node.name] = _Node(_Pool(client, node.name), self._end, self)
+            server = self._nodes[node.name] = _Node(_Pool(client, node.name), self.end, self)
         return server
 
 

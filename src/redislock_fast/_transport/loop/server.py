@@ -157,6 +157,7 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
 
     Attributes:
         loop: the event loop.
+        end: as above.
     """
 
     cleanup: LoopCleanup
@@ -164,14 +165,14 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
     def __init__(self, owner: Any, end: LoopEnd | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         super().__init__(owner)
-        self._end = end or LoopEnd()
-        self.cleanup = LoopCleanup(self, self.loop, self._end)
+        self.end = end or LoopEnd()
+        self.cleanup = LoopCleanup(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._alarms = Alarms(self.loop)
         self._opening: asyncio.Task[None] | None = None
         self._all_dedicated: weakref.WeakSet[LoopServerTransport] = weakref.WeakSet()
         self._dedicated: list[LoopServerTransport] = []  # those of them that are not in use
-        self._end.attend(self)
+        self.end.attend(self)
 
     def begin(self, call: FirstRequest) -> Awaitable[Reply] | None:
         """Send the first request of an acquire or a release; see `ThreadServerTransport.begin`.
@@ -292,7 +293,7 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
         if self._dedicated:
             dedicated = self._dedicated.pop()
         else:
-            dedicated = type(self)(self._live_owner(), self._end)
+            dedicated = type(self)(self._live_owner(), self.end)
             self._all_dedicated.add(dedicated)
         dedicated.timeout_s = self.timeout_s if self.timeout_s < 0 else self.timeout_s + slow_s
         unanswered: list[AsyncConnection] = []
@@ -308,7 +309,7 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
 
     def at_end(self, server: Any) -> None:
         """At the end of the loop, stop another transport, too; see `LoopEnd.attend`."""
-        self._end.attend(server)
+        self.end.attend(server)
 
     def of_running_loop(self) -> LoopServerTransport:
         """The running loop's transport, as for `AsyncTransport`."""
@@ -396,10 +397,10 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
         # redis-py's errors and timeouts keep the task and its frames alive in cycles: no frame may keep a connection.
         for _ in range(MOST_LOSSES if self.greets else 0):
             with contextlib.suppress(GreetingBroken):
-                self.connection = await open_connection(self._live_owner(), self.tokens, self._end, greets=True)
+                self.connection = await open_connection(self._live_owner(), self.tokens, self.end, greets=True)
                 break
         else:
-            self.connection = await open_connection(self._live_owner(), self.tokens, self._end, greets=False)
+            self.connection = await open_connection(self._live_owner(), self.tokens, self.end, greets=False)
             self._note_plain()
         self.cleanup.post_first(self.connection)
         self._dedicated.clear()  # which may lead to a server that is no primary any more
@@ -456,11 +457,11 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
     @property
     def has_ended(self) -> bool:
         """Whether the loop is being closed: a connection that breaks now is not replaced."""
-        return self._end.has_come
+        return self.end.has_come
 
     def abandon(self) -> None:
         """In a forked child: close our copy of the socket, and nothing else of the parent's."""
-        self._end.has_come = True  # so that `authenticate` does not touch the parent's loop
+        self.end.has_come = True  # so that `authenticate` does not touch the parent's loop
         for server in (self, *self._all_dedicated):
             if server.connection is not None:
                 server.connection.pipe.abandon()
