@@ -762,11 +762,7 @@ class Lingering(Part[ServerType]):
                 connection.registry.note_hand_over(lease.key, True)
 
     def _post_releases(
-        self,
-        connection: Any,
-        leases: list[KeyLease],
-        requests: Any,
-        on_replies: Callable[[list[Reply]], object],
+        self, connection: Any, leases: list[KeyLease], requests: Any, on_replies: Callable[[list[Reply]], object]
     ) -> None:
         self._unconfirmed[id(leases)] = leases
         try:

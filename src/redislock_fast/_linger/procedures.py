@@ -12,19 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from redislock_fast._lease.metrics import (
-    waiting_of,
-)
+from redislock_fast._lease.metrics import waiting_of
 from redislock_fast._lease.owner import Owner
 from redislock_fast._linger.key_cache import CachedKey, KeyCache, KeyLease, Lingering
 from redislock_fast._procedures.acquire import Call, acquire_until, key_ttl_ms, set_limit
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._protocol.commands import Reacquire
 from redislock_fast._protocol.steps import CleanupEntries, Do, Steps
-from redislock_fast._util.times import (
-    Limit,
-    clock,
-)
+from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import LISTENS, identifier_of
 
 if TYPE_CHECKING:

@@ -47,11 +47,7 @@ def _by_site(locks: list[dict[str, Any]], top: int) -> str:
     sites = [(lock["name"], site) for lock in locks for site in lock["sites"]]
     sites.sort(key=lambda item: (-item[1]["blocked_s"], -item[1]["held_s"]))
     rows = [
-        (
-            *_seconds(site, "blocked_s", "held_s"),
-            str(site["acquisitions"]),
-            f"{_shown(name)}, {_short(site['site'])}",
-        )
+        (*_seconds(site, "blocked_s", "held_s"), str(site["acquisitions"]), f"{_shown(name)}, {_short(site['site'])}")
         for name, site in sites[:top]
     ]
     return _columns(("blocked s", "held s", "acquired", "holder, by time for which others waited meanwhile"), rows)

@@ -195,10 +195,7 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
         return connection.pipe.call(request, timeout_s)
 
     async def execute(
-        self,
-        operation: Operation,
-        limit_s: float | None = None,
-        unanswered: list[AsyncConnection] | None = None,
+        self, operation: Operation, limit_s: float | None = None, unanswered: list[AsyncConnection] | None = None
     ) -> None:
         """Drive an operation until it is finished. One coroutine does all, for speed.
 
