@@ -145,7 +145,7 @@ def _acquire(transport: ThreadServerTransport, plan: Plan, options: Options | No
         batch = Batch(transport, lease, drive(transport, acquiring(lease)))
         if options is not None:
             renewer = renewer_of(transport)
-            lease.watch = BatchWatch(batch, lease.groups, options, renewer, renewer.report_loss)
+            lease.watch = BatchWatch(batch, lease.groups, options, renewer)
         return batch  # noqa: TRY300  # an interrupt here is cleaned up, too
     except BaseException:
         transport.clean_up(lease.given_up())

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import logging
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 from redis.exceptions import LockError
 
-from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner
 from redislock_fast._procedures.lease import not_entered
@@ -27,8 +26,7 @@ from redislock_fast._redlock.rounds import AcquireRound
 from redislock_fast._redlock.threads import ThreadQuorum
 from redislock_fast._renewal.threads import Renewer, renewer_of
 from redislock_fast._transport.threads.driver import transport_of
-from redislock_fast._transport.threads.server import ThreadServerTransport
-from redislock_fast._util.errors import LossReason, shown
+from redislock_fast._util.errors import shown
 
 __all__ = ["Redlock"]
 
@@ -73,25 +71,11 @@ class Redlock(RedlockBase):
     """
 
     _quorum: ThreadQuorum
-
-    @staticmethod
-    def _transport_of(client: Any) -> Any:
-        return transport_of(client)
-
-    @staticmethod
-    def _quorum_of(transports: list[ThreadServerTransport]) -> ThreadQuorum:
-        quorum: ThreadQuorum = ThreadQuorum.of(transports)
-        return quorum
+    _quorum_class = ThreadQuorum
+    _transport_of = staticmethod(transport_of)
 
     def _renewer(self) -> Renewer:
         return renewer_of(self._quorum, renew)
-
-    def _report_loss(self, lease: Lease, reason: LossReason) -> None:
-        self._renewer().report_loss(lease, reason)
-
-    def _report_former_loss(self, lease: Lease, reason: LossReason) -> None:
-        # The callback may wait for the lock, which this thread has acquired.
-        self._renewer().report_loss_elsewhere(lease, reason)
 
     @overload  # type: ignore[misc]  # the only form: `timeout` is there to be refused by its right name
     def acquire(

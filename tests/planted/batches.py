@@ -93,7 +93,7 @@ FAULTS = (
     Fault(
         "loss that a batch finds out by itself is not reported",
         "_batch/watching.py",
-        "            self._report_loss(*loss)\n",
+        "            self._renewer.report_loss(*loss)\n",
         "            pass\n",
         "tests/integration/batch/test_watching.py::test_a_call_that_finds_a_loss_reports_it[threads-valkey-extend]",
     ),

@@ -78,14 +78,10 @@ class BatchWatch:
         groups: what it holds.
         options: on which it is held.
         renewer: of the batch's server or cluster.
-        tell: calls `on_lost` for a lease and a reason.
     """
 
-    def __init__(
-        self, batch: Any, groups: Sequence[Group], options: Options, renewer: Any, report_loss: Callable[..., object]
-    ) -> None:
+    def __init__(self, batch: Any, groups: Sequence[Group], options: Options, renewer: Any) -> None:
         self._renewer = renewer
-        self._report_loss = report_loss
         self._locks = {
             index: _BatchLock(batch, index, group.expires_at, options) for group in groups for index in group.indexes
         }
@@ -148,4 +144,4 @@ class BatchWatch:
         if unclear:
             yield from asking_why(unclear, losses, by_release=True)
         for loss in losses:
-            self._report_loss(*loss)
+            self._renewer.report_loss(*loss)

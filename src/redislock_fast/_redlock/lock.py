@@ -57,7 +57,7 @@ from redislock_fast._procedures.lock import observe_by_otel
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._redlock.lease import MajorityLease, RedlockLease, new_standing_of, reason_of_round, standing_of
-from redislock_fast._redlock.quorum import asking
+from redislock_fast._redlock.quorum import Quorum, asking
 from redislock_fast._redlock.rounds import (
     AcquireRound,
     MajorityRound,
@@ -101,6 +101,7 @@ class RedlockBase:
 
     _options: Options | None = None
     _is_for_tasks = False
+    _quorum_class: type[Quorum]
 
     @spelled_out("Redlock")
     def __init__(
@@ -170,7 +171,7 @@ class RedlockBase:
     def _ask_at(self, transports: list[Any]) -> None:
         self._former = self._pools
         self._pools = [client.connection_pool for client in self._servers]
-        self._quorum = self._quorum_of(transports)
+        self._quorum: Any = self._quorum_class.of(transports)
         self._keys: list[bytes] = [transport.encoding.key_of(self._name) for transport in transports]
 
     def _follow_pools(self) -> None:
@@ -194,11 +195,6 @@ class RedlockBase:
     @abstractmethod
     def _transport_of(client: Any) -> Any:
         """The server transport of this client."""
-
-    @staticmethod
-    @abstractmethod
-    def _quorum_of(transports: list[Any]) -> Any:
-        """The quorum of these servers."""
 
     @property
     def name(self) -> Any:
@@ -286,13 +282,16 @@ class RedlockBase:
     def _renewer(self) -> Any:
         """The renewer of the leases on these servers."""
 
-    @abstractmethod
     def _report_loss(self, lease: Lease, reason: LossReason) -> None:
         """Call `on_lost` for a loss, and cancel the owner's task, as the options say."""
+        self._renewer().report_loss(lease, reason)
 
-    @abstractmethod
     def _report_former_loss(self, lease: Lease, reason: LossReason) -> None:
-        """Report the loss of an earlier lease, which the next acquire has found out."""
+        """Report the loss of an earlier lease, which the next acquire has found out.
+
+        The callback may wait for the lock, which the caller has acquired.
+        """
+        self._renewer().report_loss_elsewhere(lease, reason)
 
     def _keep(self, lease: Lease) -> None:
         """Have the renewer renew the lease and watch for its loss, as its options say."""

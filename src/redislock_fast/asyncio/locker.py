@@ -152,7 +152,7 @@ async def _acquire(transport: AsyncTransport, plan: Plan, options: Options | Non
         batch = Batch(transport, lease, await drive(transport, acquiring(lease)))
         if options is not None:
             renewer = renewer_of(transport)
-            lease.watch = BatchWatch(batch, lease.groups, options, renewer, renewer.report_loss)
+            lease.watch = BatchWatch(batch, lease.groups, options, renewer)
         return batch  # noqa: TRY300  # an interrupt here is cleaned up, too
     except GeneratorExit:  # the task was dropped: this may be any thread
         transport.clean_up_dropped(loop, lease.entries())

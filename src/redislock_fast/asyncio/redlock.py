@@ -17,7 +17,6 @@ from typing import Any, Literal, overload
 
 from redis.exceptions import LockError
 
-from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import takes_no_timeout, wrong_timeout
 from redislock_fast._lease.owner import Owner, current_task
 from redislock_fast._procedures.lease import not_entered, say_why
@@ -27,9 +26,9 @@ from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.loop import LoopQuorum
 from redislock_fast._redlock.rounds import AcquireRound
 from redislock_fast._renewal.loop import LoopRenewer, renewer_of
-from redislock_fast._transport.loop.driver import AsyncTransport, transport_of
+from redislock_fast._transport.loop.driver import transport_of
 from redislock_fast._util.coroutines import coroutine_method, named, runs
-from redislock_fast._util.errors import LossReason, shown
+from redislock_fast._util.errors import shown
 
 __all__ = ["Redlock"]
 
@@ -76,26 +75,12 @@ class Redlock(RedlockBase):
     """
 
     _quorum: LoopQuorum
+    _quorum_class = LoopQuorum
+    _transport_of = staticmethod(transport_of)
     _is_for_tasks = True
-
-    @staticmethod
-    def _transport_of(client: Any) -> Any:
-        return transport_of(client)
-
-    @staticmethod
-    def _quorum_of(transports: list[AsyncTransport]) -> LoopQuorum:
-        quorum: LoopQuorum = LoopQuorum.of(transports)
-        return quorum
 
     def _renewer(self) -> LoopRenewer:
         return renewer_of(self._quorum, renew)
-
-    def _report_loss(self, lease: Lease, reason: LossReason) -> None:
-        self._renewer().report_loss(lease, reason)
-
-    def _report_former_loss(self, lease: Lease, reason: LossReason) -> None:
-        # The callback may wait for the lock, which this task has acquired.
-        self._renewer().report_loss_elsewhere(lease, reason)
 
     # The task that calls a method owns the lock, whichever task awaits the result. So plain methods look up the owner.
 
