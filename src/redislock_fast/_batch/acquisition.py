@@ -22,8 +22,6 @@ from redislock_fast._queue.waiters import Grant
 from redislock_fast._queue.waiting import POLL, Waiting, log_wait_if_long
 from redislock_fast._util.times import Limit, clock
 
-__all__ = ["AcquirePipeline", "acquiring"]
-
 _WINDOW = 1024
 """How many requests may be under way to one server at once: more would not be faster."""
 

@@ -15,8 +15,6 @@ from redislock_fast._protocol.steps import Steps, all_of
 from redislock_fast._util.errors import noted, shown
 from redislock_fast._util.times import added_ms, clock
 
-__all__ = ["BatchBase"]
-
 _MOST_NAMES = 10
 """How many names an error lists at most."""
 

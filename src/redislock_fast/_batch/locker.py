@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from redislock_fast._lease.adaptive import AdaptiveTTL
     from redislock_fast._lease.options import OptionSettings
 
-__all__ = ["LockerBase"]
-
 _AnyLock = TypeVar("_AnyLock", bound=LockBase)
 
 

@@ -13,8 +13,6 @@ from redislock_fast._queue.waiting import Waiting
 from redislock_fast._util import fork
 from redislock_fast._util.times import clock, poll_seconds, ttl_ms_of, wait_seconds
 
-__all__ = ["BatchLease", "Group", "Indexes", "Name", "Plan"]
-
 Name: TypeAlias = "str | bytes"
 
 Indexes: TypeAlias = "list[int] | range"

@@ -20,8 +20,6 @@ from redislock_fast._protocol.steps import Steps
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
-__all__ = ["BatchWatch", "batch_options"]
-
 OnLost = Callable[[Any, Name, LossReason], object]
 
 

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from redislock_fast._lease.lease import Lease
     from redislock_fast._lease.metrics import Metrics
 
-__all__ = ["LONGEST_KEPT_S", "CachedKey", "KeyCache", "KeyLease", "Lingering", "LocalWaiter"]
-
 logger = logging.getLogger(__name__)
 
 LONGEST_KEPT_S = 1.0

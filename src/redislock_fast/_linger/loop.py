@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from redislock_fast._linger.key_cache import CachedKey
     from redislock_fast._transport.loop.server import LoopServerTransport
 
-__all__ = ["LINGER", "LoopLingering", "acquire_lingering", "release_lingering"]
-
 
 class _TaskWaiter(LocalWaiter):
     """A task that waits for a local lock.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from redislock_fast._lease.lease import Lease
     from redislock_fast._queue.waiters import WaiterRegistry
 
-__all__ = []
-
 
 class Turn:
     """The place of one acquire at the local lock of a cached key. It belongs to the thread or task that acquires.

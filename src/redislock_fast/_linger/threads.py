@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from redislock_fast._lease.owner import Owner
     from redislock_fast._procedures.acquire import Call
 
-__all__ = ["LINGER", "ThreadLingering", "acquire_lingering", "take_lingering"]
-
 logger = logging.getLogger(__name__)
 
 _QUIET_S = 0.05

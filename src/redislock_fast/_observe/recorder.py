@@ -21,8 +21,6 @@ from redislock_fast._util.errors import LossReason
 if TYPE_CHECKING:
     from redislock_fast._lease.metrics import WaitMode
 
-__all__ = ["BOUNDS_S", "METRICS", "Count", "Durations", "Metric", "Output", "Recorder", "prefix_of"]
-
 
 class Metric(NamedTuple):
     """One metric, by its names in OpenTelemetry.

@@ -28,17 +28,6 @@ from redislock_fast._redlock.rounds import (
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
-__all__ = [
-    "MajorityLease",
-    "RedlockLease",
-    "Standing",
-    "new_standing_of",
-    "reason_of_round",
-    "renew",
-    "renewing",
-    "standing_of",
-]
-
 
 class MajorityLease:
     """The lease of a Redlock.

@@ -80,8 +80,6 @@ if TYPE_CHECKING:
     from redislock_fast._lease.breaker import Breaker
     from redislock_fast._lease.metrics import Metrics
 
-__all__ = ["RedlockBase"]
-
 _FEWEST = 3
 
 _SILENT_ATTEMPTS = 3

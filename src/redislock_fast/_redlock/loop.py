@@ -22,8 +22,6 @@ from redislock_fast._transport.loop.driver import drive
 from redislock_fast._transport.loop.server import LoopServerTransport
 from redislock_fast._util.times import clock
 
-__all__ = ["LoopQuorum"]
-
 
 class LoopQuorum(Quorum):
     """The servers of a Redlock, asked by tasks."""

@@ -34,19 +34,6 @@ from redislock_fast._redlock.rounds import MajorityRound
 from redislock_fast._transport.base import ServerTransport
 from redislock_fast._util.times import MOST_FAILURES, clock
 
-__all__ = [
-    "MajorityEntry",
-    "Quorum",
-    "ServerHealth",
-    "Vote",
-    "VoteType",
-    "Voting",
-    "asking",
-    "health_of",
-    "resend",
-    "use_connection",
-]
-
 _MOST_UNANSWERED = 64
 _CHANCE_S = 0.0005
 _FADING = 0.998  # in a round: a wait of a millisecond fades after 350 rounds

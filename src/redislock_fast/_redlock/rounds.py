@@ -23,17 +23,6 @@ from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._util.times import drift_s
 from redislock_fast._util.tokens import is_held_with
 
-__all__ = [
-    "AcquireRound",
-    "LeaseRound",
-    "MajorityRound",
-    "ReacquireRound",
-    "ReadRound",
-    "ReleaseRound",
-    "TakenRound",
-    "valid_s",
-]
-
 
 def valid_s(ttl_ms: int) -> float:
     """How long a lease is certainly valid from the time before its request left, in seconds.

@@ -32,8 +32,6 @@ from redislock_fast._transport.threads.starting import Task
 from redislock_fast._util import patching
 from redislock_fast._util.times import clock
 
-__all__ = ["ThreadQuorum"]
-
 _CONNECT_LIMIT_S = 5.0
 _CONNECT_ALONE_S = 0.5  # in the calling thread, for each server, where no other thread can be started
 _STALE_AFTER_S = 0.01

@@ -46,8 +46,6 @@ from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LockLostError, LossReason, shown_held
 from redislock_fast._util.times import clock
 
-__all__ = ["LoopRenewer", "renewer_of"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -26,8 +26,6 @@ from redislock_fast._transport.beside import Beside
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
 
-__all__ = ["LoopWatch", "OffLoopRenewer"]
-
 
 class LoopWatch:
     """Finds out, for a renewer's thread, whether an event loop runs.

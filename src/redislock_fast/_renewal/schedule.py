@@ -35,19 +35,6 @@ from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import shown_held
 from redislock_fast._util.times import clock
 
-__all__ = [
-    "ON_LOST_FAILED",
-    "Record",
-    "RenewalBatch",
-    "Schedule",
-    "due_at",
-    "endangered",
-    "late_entries",
-    "record_of",
-    "renewing",
-    "warn_of_drop",
-]
-
 _MOST_AT_ONCE = 1024
 """How many requests of a renewal batch are under way at once, as in a batch of locks."""
 

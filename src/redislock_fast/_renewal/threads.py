@@ -55,8 +55,6 @@ from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason, shown_held
 from redislock_fast._util.times import clock
 
-__all__ = ["Renewer", "call_on_wanted", "renewer_of", "report_loss", "report_losses_in_threads"]
-
 logger = logging.getLogger(__name__)
 
 _MOST_CHANGED = 1024

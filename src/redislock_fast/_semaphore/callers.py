@@ -21,8 +21,6 @@ from redislock_fast._lease.owner import current_task
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util import fork, patching
 
-__all__ = ["Permits", "TaskCallers", "ThreadCallers"]
-
 
 class Permits(list[Any]):
     """The permits of one caller, the latest last.

@@ -7,8 +7,6 @@ import string
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Limits", "check_job"]
-
 _MOST = 1024
 """How many semaphore objects a decorated function keeps; their permits keep theirs."""
 

@@ -17,22 +17,6 @@ from redislock_fast._protocol.report import Connections, Participant
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import LossReason, noted, shown
 
-__all__ = [
-    "SemaphoreReport",
-    "SoleOwner",
-    "check_handle",
-    "clean_up",
-    "ignore_loss",
-    "limit_of",
-    "no_permit",
-    "not_granted",
-    "not_held",
-    "read_status",
-    "resize",
-    "with_permit",
-]
-
-
 _MOST = 1 << 53
 """All limits are below it: from there on, the numbers of Lua are no whole ones."""
 

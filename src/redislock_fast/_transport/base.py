@@ -39,19 +39,6 @@ from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
 from redislock_fast._util.times import FOREVER_S, GRACE_S, clock, reply_within_s
 from redislock_fast._util.tokens import PLAIN, TokenSource
 
-__all__ = [
-    "MOST_LOSSES",
-    "Attempts",
-    "BlockingEncoding",
-    "Encoding",
-    "KeptKeys",
-    "Part",
-    "Registry",
-    "ServerTransport",
-    "ServerType",
-    "is_settled_by",
-]
-
 logger = logging.getLogger(__name__)
 
 MOST_LOSSES = 2

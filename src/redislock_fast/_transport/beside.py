@@ -23,8 +23,6 @@ from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.threads.cluster import ThreadClusterTransport
 from redislock_fast._transport.threads.server import ThreadServerTransport
 
-__all__ = ["Beside", "beside_cluster", "beside_pool"]
-
 _CONNECTIONS = (
     "connection.Connection",
     "connection.SSLConnection",

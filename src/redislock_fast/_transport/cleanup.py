@@ -23,8 +23,6 @@ from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
 from redislock_fast._protocol.queue import LeaveQueue, cleanup_requests
 from redislock_fast._transport.base import Part, ServerType
 
-__all__ = ["CLEANUP_FIRST_S", "CLEANUP_LAST_S", "CLEANUP_LIMIT_S", "Cleanup"]
-
 CLEANUP_LIMIT_S = 1.0
 CLEANUP_FIRST_S = 0.05
 CLEANUP_LAST_S = 600.0  # doubling: after about 20 minutes without a connection, the rest is left to the locks' own ttls

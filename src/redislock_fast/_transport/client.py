@@ -20,19 +20,6 @@ from redislock_fast._protocol.operation import without_arguments
 from redislock_fast._transport.base import Encoding
 from redislock_fast._util.redis_py import redis_errors
 
-__all__ = [
-    "NO_WAITING",
-    "ClientConnection",
-    "ClientEncoding",
-    "Name",
-    "answered_here",
-    "no_caller",
-    "read_reply",
-    "requests_of",
-    "shown_errors",
-    "start",
-]
-
 
 class Name(bytes):
     """A lock's name as bytes. `name` is what the user gave: a client may change that before it is encoded."""

@@ -19,8 +19,6 @@ from redislock_fast._protocol.capabilities import PING, Capabilities, greeting, 
 from redislock_fast._protocol.identity import introduction
 from redislock_fast._util.tokens import TokenSource
 
-__all__ = ["first_requests", "introduce_as", "leave_unnamed", "take_greeting"]
-
 _program: str | None = None
 """What this process calls itself; None: by its script."""
 

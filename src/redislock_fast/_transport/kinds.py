@@ -18,8 +18,6 @@ from typing import Any, Literal, TypeAlias
 from redislock_fast._transport.base import Registry, Transport
 from redislock_fast._util.tracing import has_method_of_its_own
 
-__all__ = ["Kind", "Transports", "changes_protocols", "client_of", "is_mock", "kind_of", "sends_by_itself"]
-
 logger = logging.getLogger(__name__)
 
 _CLIENTS = ("client.Redis", "client.Valkey", "cluster.RedisCluster")

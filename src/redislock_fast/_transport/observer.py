@@ -22,8 +22,6 @@ from redislock_fast._transport.client import read_reply
 from redislock_fast._util.times import clock
 from redislock_fast._util.tracing import traced, tracer_of
 
-__all__ = ["AsyncObserved", "Observed"]
-
 
 class _Retry:
     """Makes one attempt: the transport retries by itself."""

@@ -22,8 +22,6 @@ from typing import Any, Protocol
 from redislock_fast._pipe.base import Args
 from redislock_fast._util import fork
 
-__all__ = ["notice_closing", "notice_credentials"]
-
 
 class _Authenticating(Protocol):
     def authenticate(self, request: Args) -> None: ...

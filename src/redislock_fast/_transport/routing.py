@@ -42,19 +42,6 @@ if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
     from redislock_fast._protocol.operation import FirstOutcome
 
-__all__ = [
-    "ASKING",
-    "TROUBLES",
-    "NodeAttempts",
-    "Route",
-    "at_one_node",
-    "error_of",
-    "indexes_by_node",
-    "next_node",
-    "settings_of_cluster",
-    "slot_node",
-]
-
 ASKING: Args = (b"ASKING",)
 """Makes the next request valid for a slot that is being imported. It has no effect anywhere else."""
 

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-__all__ = ["Order", "Orders", "cycles_of"]
-
 MOST_ORDERS = 10_000
 MOST_CYCLES = 100
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from redislock_fast._util.errors import LossReason
 
-__all__ = ["Recorder"]
-
 MOST_HELD = 64
 
 NO_SITE = "(a thread or task of its own)"

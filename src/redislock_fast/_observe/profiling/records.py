@@ -12,8 +12,6 @@ import math
 from collections import Counter, deque
 from typing import Any
 
-__all__ = ["OTHER", "Holding", "LockRecord", "Records", "SiteRecord", "Waits"]
-
 MOST_NAMES = 1_000
 MOST_SITES = 32  # of one name
 MOST_RECENT = 32  # holdings of one name, which a wait is compared with

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["table_of"]
-
 
 def table_of(report: dict[str, Any], top: int) -> str:
     """The text of a profile, which `Recorder.as_dict` has returned, with so many rows in each part at most."""

@@ -21,8 +21,6 @@ from redislock_fast._transport.loop.connect import AsyncConnection
 if TYPE_CHECKING:
     from redislock_fast._transport.loop.server import LoopServerTransport
 
-__all__ = ["LoopCleanup"]
-
 
 class LoopCleanup(Cleanup["LoopServerTransport"]):
     """The part of a `LoopServerTransport` that cleans up.

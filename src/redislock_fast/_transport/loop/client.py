@@ -36,8 +36,6 @@ from redislock_fast._transport.kinds import client_of
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.loop.server import LoopServerTransport
 
-__all__ = ["LoopClientTransport", "transport_of_pool"]
-
 
 class _Pipe:
     """Sends each request by the client's methods, in the calling task; see `_pipe.loop_py.Pipe`.

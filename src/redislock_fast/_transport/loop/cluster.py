@@ -43,8 +43,6 @@ from redislock_fast._transport.routing import (
 )
 from redislock_fast._util.redis_py import redis_error
 
-__all__ = ["LoopClusterTransport"]
-
 _Result = TypeVar("_Result")
 
 

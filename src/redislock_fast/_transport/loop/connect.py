@@ -22,8 +22,6 @@ from redislock_fast._util import fork
 from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 from redislock_fast._util.tokens import TokenSource
 
-__all__ = ["AsyncConnection", "open_connection"]
-
 
 class AsyncConnection:
     """A connected pipe with the capabilities of its server. It is never used again once it is broken.

@@ -29,8 +29,6 @@ from redislock_fast._util.tracing import is_observed
 if TYPE_CHECKING:
     from redislock_fast._protocol.steps import CleanupEntries
 
-__all__ = ["AsyncTransport", "drive", "transport_of"]
-
 
 class AsyncTransport:
     """All that this process sends from event loops to one server or cluster: a server transport for each loop.

@@ -30,8 +30,6 @@ from redislock_fast._transport.base import KeptKeys
 from redislock_fast._util import fork
 from redislock_fast._util.times import clock
 
-__all__ = ["LoopEnd"]
-
 _LIMIT_S = 1.0
 _LEAST_S = 0.1  # to close a connection or to end a task when the limit has passed
 _DAY_S = 86_400.0

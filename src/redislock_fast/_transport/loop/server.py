@@ -42,8 +42,6 @@ from redislock_fast._transport.threads.connect import GreetingBroken
 from redislock_fast._util.redis_py import own_copy, redis_error
 from redislock_fast._util.times import FOREVER_S, clock, reply_within_s
 
-__all__ = ["LoopServerTransport"]
-
 _Result = TypeVar("_Result")
 
 _NEVER = math.inf

@@ -35,8 +35,6 @@ from redislock_fast._util.times import clock
 if TYPE_CHECKING:
     from redislock_fast._transport.threads.server import ThreadServerTransport
 
-__all__ = ["ThreadCleanup", "finish_at_exit"]
-
 _EXIT_LIMIT_S = 1.0
 """How long a program waits for the cleanup at its end, in seconds."""
 

@@ -29,8 +29,6 @@ from redislock_fast._transport.client import (
 )
 from redislock_fast._transport.threads.server import ThreadServerTransport
 
-__all__ = ["ThreadClientTransport"]
-
 
 class _Pipe:
     """Sends each request by the client's methods, in the calling thread; see `_pipe.base.Pipe`.

@@ -42,8 +42,6 @@ from redislock_fast._util import patching
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import clock
 
-__all__ = ["ThreadClusterTransport"]
-
 _Result = TypeVar("_Result")
 
 _STALE_AFTER_S = 0.001

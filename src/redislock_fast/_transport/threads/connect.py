@@ -26,8 +26,6 @@ from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import TokenSource
 
-__all__ = ["Connection", "GreetingBroken", "connecting_error", "open_connection"]
-
 
 class GreetingBroken(ConnectionError):
     """The connection broke while the server was asked for its capabilities: it may have closed it for that."""

@@ -20,8 +20,6 @@ from redislock_fast._util.tracing import is_observed
 if TYPE_CHECKING:
     from redislock_fast._protocol.steps import CleanupEntries
 
-__all__ = ["drive", "transport_of"]
-
 _servers: Transports[ThreadServerTransport] = Transports(
     False, {"server": ThreadServerTransport, "cluster": ThreadClusterTransport, "client": ThreadClientTransport}
 )

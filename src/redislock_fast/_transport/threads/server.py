@@ -40,8 +40,6 @@ from redislock_fast._util import fork, patching
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import FOREVER_S, clock, reply_within_s
 
-__all__ = ["ThreadServerTransport"]
-
 
 class ThreadServerTransport(ServerTransport[Connection]):
     """All that this process sends to one server.

@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Task", "start_thread"]
-
 
 def start_thread(name: str, work: Callable[..., object], *args: Any) -> None:
     """Have a new daemon thread do this work. It returns without waiting for the thread.
