@@ -133,7 +133,6 @@ class TaskCallers(Callers):
         of_tasks = self._of_tasks  # a WeakKeyDictionary would take five times as long
         permits = of_tasks.get(weakref.ref(task))
         if permits is None:
-            permits = of_tasks[weakref.ref(task, of_tasks.pop)] = (
-                Permits()
-            )  # an interrupt cannot strike in a method of C
+            # `pop`: an interrupt cannot strike in a method of C.
+            permits = of_tasks[weakref.ref(task, of_tasks.pop)] = Permits()
         return permits

@@ -135,7 +135,9 @@ class Route(Attempts):
         """
         self.redirected = None
         if isinstance(trouble, Redirected) and self._is_to_follow():
-            self.redirected = _parsed(trouble)
+            error = redis_error(str(trouble))
+            assert isinstance(error, AskError)
+            self.redirected = error
             self.is_stale = False
             return 0.0
         self.is_stale = not (isinstance(trouble, NotExecuted) and trouble.code == "TRYAGAIN")
@@ -163,12 +165,6 @@ class Route(Attempts):
 def _unfinished(operation: Exchange) -> int:
     """How many locks have no result yet: each node settles some locks of a pipeline."""
     return len(operation.unfinished) if isinstance(operation, Pipeline) else 1
-
-
-def _parsed(redirected: Redirected) -> AskError:
-    error = redis_error(str(redirected))
-    assert isinstance(error, AskError)
-    return error
 
 
 def error_of(trouble: Exception) -> Exception:

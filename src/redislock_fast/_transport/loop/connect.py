@@ -24,13 +24,10 @@ from redislock_fast._util.tokens import TokenSource
 
 
 class AsyncConnection:
-    """A connected pipe with the capabilities of its server. It is never used again once it is broken.
+    """A connection of an event loop, as `threads.connect.Connection` is one of threads.
 
     Attributes:
-        pipe: drives the asyncio transport.
-        capabilities: the capabilities.
-        ending: the request that ends this connection when another one sends it; None where the server does not say.
-        registry: the registry of its waiters; None where no messages can come.
+        pipe, capabilities, ending, registry: as there.
         callers: functions that wake callers that wait for the reply to a posted request; called with BROKEN when the
             reply cannot come any more.
         timeout_s: how long a reply may take by the pool's settings, in seconds; below 0 forever.
@@ -86,17 +83,7 @@ def _is_of_ended_transport(error: Exception) -> bool:
 async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: bool) -> AsyncConnection:
     """Connect to a pool's server within the pool's own limits; else as `threads.connect.open_connection`.
 
-    Args:
-        pool: any of redis-py's asyncio connection pools.
-        tokens: has the identifier of the connection.
-        end: closes the connection.
-        greets: as for `threads.connect.open_connection`.
-
-    Raises:
-        GreetingBroken: the connection broke while the capabilities were asked for.
-        redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
-        redis.exceptions.TimeoutError: the server did not answer in time.
-        redis.exceptions.AuthenticationError: the server wants credentials that the pool does not have.
+    `end` closes the connection.
     """
     settings = settings_of(pool)
     settings["retry"] = Retry(NoBackoff(), 0)

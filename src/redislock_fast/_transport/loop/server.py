@@ -204,9 +204,7 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
                 request left without an answer is added to it.
 
         Raises:
-            redis.exceptions.ConnectionError: no connection, after all retries.
-            redis.exceptions.TimeoutError: no reply in time.
-            redis.exceptions.ResponseError: or the class that redis-py has for the server's error.
+            redis.exceptions.RedisError: as there.
             asyncio.CancelledError: the caller was cancelled. An acquire is cleaned up.
         """
         tidies = unanswered is None

@@ -121,10 +121,8 @@ class ThreadServerTransport(ServerTransport[Connection]):
             if isinstance(error, Redirected | Refused):
                 raise redis_error(str(error)) from None
             raise
-        if operation.unsettled or operation.claim is not None:
-            self.cleanup.tidy(
-                operation, unanswered, failed=False
-            )  # an earlier attempt of an acquire may still be under way
+        if operation.unsettled or operation.claim is not None:  # an earlier attempt may still be under way
+            self.cleanup.tidy(operation, unanswered, failed=False)
 
     def execute_all(self, operations: Sequence[Pipeline], limit_s: float | None = None) -> None:
         """Drive operations, each on the locks of one server, until all are finished; here, there is one server."""
