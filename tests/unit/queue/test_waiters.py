@@ -80,6 +80,15 @@ def looks_after_s(waiter: Waiter) -> float:
     return due_at - waiter.key_queue.checked_at
 
 
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has no time pass, however busy the machine is."""
+    now = clock()
+    for module in ("redislock_fast._queue.waiters", "redislock_fast._queue.waiting", __name__):
+        monkeypatch.setattr(f"{module}.clock", lambda: now)
+
+
+@pytest.mark.usefixtures("stopped")
 @pytest.mark.parametrize(("last_s", "looks_s"), [(0.0, 0.1), (0.25, 0.35), (30.0, 0.5)])
 def test_the_first_look_is_put_off_by_the_last_wait_and_four_intervals_at_most(
     registry: WaiterRegistry, last_s: float, looks_s: float
@@ -92,6 +101,7 @@ def test_first_waiter_makes_its_health_check_after_an_interval(registry: WaiterR
     assert looks_after_s(take(registry)) == pytest.approx(INTERVAL_S)
 
 
+@pytest.mark.usefixtures("stopped")
 def test_waits_for_a_thousand_locks_are_remembered_and_with_more_all_forgotten(registry: WaiterRegistry) -> None:
     for number in range(1000):
         be_granted(take(registry, after_s=0.2, key=b"%d" % number))
