@@ -57,7 +57,7 @@ FAULTS = (
     Fault(
         "extend goes on as if its first request had not left",
         "_procedures/prolong.py",
-        "            operation.first_outcome = (call.connection, reply, interruption)\n",
+        "            operation.first_outcome = (connection, reply, interruption)\n",
         "            pass\n",
         "tests/compat/test_fixed_bugs.py::test_lost_reply_of_extend_adds_once[threads-ours-valkey]",
     ),
