@@ -441,10 +441,7 @@ class Lock(LockBase, redis.lock.Lock):
         raise not_entered(self.name)
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Release. Where the body has raised an exception, an error of the release is logged instead of raised."""
         try:

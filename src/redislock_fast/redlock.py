@@ -225,10 +225,7 @@ class Redlock(RedlockBase):
         raise not_entered(self.name)
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Release. Where the body has raised an exception, an error of the release is logged instead of raised."""
         try:

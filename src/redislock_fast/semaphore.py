@@ -222,10 +222,7 @@ class Permit:
         return self
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Release the permit, unless the block has. Where the block has raised, an error of the release is logged.
 
@@ -483,10 +480,7 @@ class Semaphore:
             raise
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave the permit as its own `with` block does.
 
@@ -514,12 +508,7 @@ class Semaphore:
 
 
 def limited(
-    client: Client,
-    name: str,
-    limit: int,
-    *,
-    on_full: Callable[[LockError], Any] | None = None,
-    **settings: Any,
+    client: Client, name: str, limit: int, *, on_full: Callable[[LockError], Any] | None = None, **settings: Any
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, Any]]:
     """Let at most `limit` calls of the function run at once, over all processes.
 

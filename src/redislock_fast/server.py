@@ -154,12 +154,7 @@ class Server:
         folder: its working directory, removed on `close`.
     """
 
-    def __init__(
-        self,
-        kind: str = "valkey",
-        options: dict[str, str] | None = None,
-        port: int | None = None,
-    ) -> None:
+    def __init__(self, kind: str = "valkey", options: dict[str, str] | None = None, port: int | None = None) -> None:
         binary = Path(kind) if "/" in kind else find_binary(kind)
         if binary is None:
             raise FileNotFoundError(
@@ -241,10 +236,7 @@ class Server:
         return self
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the process; see `close`."""
         self.close()

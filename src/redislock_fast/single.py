@@ -101,10 +101,7 @@ class Once(Lock, Generic[_SkipResult]):
         raise self._skipped()
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Release as a `Lock` does. Where others wait, and no exception has ended the block, the job is done."""
         if exc_type is None and self._done_for_ms is not None:
@@ -153,10 +150,7 @@ class _Attempt:
         return self._is_held
 
     def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._is_held:
             self._run.__exit__(exc_type, exc_value, traceback)

@@ -14,7 +14,7 @@ import pytest
 import redis
 import redis.asyncio
 from kombu.transport.redis import PrefixedStrictRedis
-from redis.exceptions import ConnectionError, LockError, LockNotOwnedError, ResponseError  # noqa: A004
+from redis.exceptions import ConnectionError, LockError, LockNotOwnedError, ResponseError
 
 import redislock_fast
 from redislock_fast.server import Server

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import pytest
 import redis
 import redis.asyncio
-from redis.exceptions import LockError, TimeoutError  # noqa: A004  # redis-py's
+from redis.exceptions import LockError, TimeoutError
 
 import redislock_fast
 import redislock_fast.asyncio

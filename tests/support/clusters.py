@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 import redis.asyncio
-from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as everywhere in its users' code
+from redis.exceptions import ConnectionError
 
 from redislock_fast.server import Server, free_port
 from tests.support.helpers import PATIENCE_S, wait_until

@@ -8,8 +8,6 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeAlias
 
-__all__ = ["Body", "Event", "beside", "new_event", "until_set"]
-
 Event: TypeAlias = "asyncio.Event"
 
 

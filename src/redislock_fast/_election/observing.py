@@ -11,8 +11,6 @@ from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._queue.waiters import Waiter
 from redislock_fast._util.times import clock
 
-__all__ = ["Observing"]
-
 _LOOK_S: Final = 15.0
 """After how long an observer looks, whatever the server tells: a message may be lost with its connection."""
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from redis.exceptions import (
     ClusterDownError,
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
+    ConnectionError,
     LockError,
     ReadOnlyError,
     RedisError,
     ResponseError,
-    TimeoutError,  # noqa: A004  # as above
+    TimeoutError,
     TryAgainError,
 )
 
@@ -23,8 +23,6 @@ from redislock_fast._protocol.leading import NoteLeader, ReadLeader
 from redislock_fast._protocol.operation import later_code
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import LockLostError, LossReason, shown
-
-__all__ = ["Outage", "check_callbacks", "encoded", "give_up", "lost", "no_term", "noting", "reading"]
 
 logger = logging.getLogger("redislock_fast.election")
 

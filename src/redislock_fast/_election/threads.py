@@ -9,8 +9,6 @@ from typing import TypeAlias
 
 from redislock_fast._transport.threads.starting import start_thread
 
-__all__ = ["Body", "Event", "beside", "new_event", "until_set"]
-
 Event: TypeAlias = "threading.Event"
 
 

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from redislock_fast._util.times import clock, positive_ms, wait_seconds
 
-__all__ = ["AdaptiveTTL"]
-
 _WINDOW = 128  # hold times per name: only the longest one is above a quantile of 0.99
 
 _KEPT_NAMES = 512

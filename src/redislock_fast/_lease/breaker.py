@@ -7,12 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from redis.exceptions import (
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    TimeoutError,  # noqa: A004
-)
-
-__all__ = ["Breaker", "guarded"]
+from redis.exceptions import ConnectionError, TimeoutError
 
 
 class Breaker(Protocol):

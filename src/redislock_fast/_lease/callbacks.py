@@ -13,8 +13,6 @@ from typing import Any
 
 from redislock_fast._lease.lease import Lease
 
-__all__ = ["current_callback", "end_callback", "in_callback", "lease_of_callback"]
-
 
 class _Callback:
     """One call of an `on_lost`.

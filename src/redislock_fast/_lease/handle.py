@@ -15,8 +15,6 @@ from typing import Any
 
 from redislock_fast._util.times import clock, ttl_ms_of
 
-__all__ = ["Handle"]
-
 
 @dataclass(frozen=True)
 class Handle:

@@ -19,8 +19,6 @@ from redislock_fast._lease.prolonging import mutex
 if TYPE_CHECKING:
     from redislock_fast._lease.options import Options
 
-__all__ = ["Held", "Holding"]
-
 Held: TypeAlias = "tuple[bytes, bytes, int | None, float | None, Options, float]"
 """The arguments of a `Lease` but its lock: key, token, ttl_ms, expires_at, options and acquired_at."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["KeptKey"]
-
 
 class KeptKey(Protocol):
     """A key that may linger, whose local lock an owner has.

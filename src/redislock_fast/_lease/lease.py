@@ -27,8 +27,6 @@ from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock, drift_s
 
-__all__ = ["DUE_AFTER", "Lease"]
-
 _RENEWED_AT = 2 / 3  # the part of a lease that is left when it is renewed: enough time for two more attempts
 _JITTER = 0.1
 DUE_AFTER = 1 - _RENEWED_AT - _JITTER / 3

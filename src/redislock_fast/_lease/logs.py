@@ -15,8 +15,6 @@ from redislock_fast._util.errors import shown
 from redislock_fast._util.times import Limit
 from redislock_fast._util.tokens import token_id_of
 
-__all__ = ["CALL_LOG", "is_logged", "knows_whether", "log_if_long", "log_wait", "logs_calls"]
-
 _call_logger = logging.getLogger("redislock_fast.calls")
 _wait_logger = logging.getLogger("redislock_fast.waiting")
 

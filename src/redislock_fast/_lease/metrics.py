@@ -21,30 +21,6 @@ from redislock_fast._util.times import clock
 if TYPE_CHECKING:
     from redislock_fast._util.errors import LossReason
 
-__all__ = [
-    "Counted",
-    "FailureMetrics",
-    "Holdings",
-    "Metrics",
-    "Observer",
-    "ObserverByKind",
-    "Reports",
-    "Wait",
-    "WaitMode",
-    "end_count",
-    "install",
-    "installed",
-    "next_serial",
-    "of_semaphore",
-    "report",
-    "report_call",
-    "report_end_later",
-    "report_later",
-    "report_waiting",
-    "uninstall",
-    "waiting_of",
-]
-
 logger = logging.getLogger(__name__)
 
 _FAILED = "metrics failed."

@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from redislock_fast._lease.breaker import Breaker
     from redislock_fast._lease.metrics import Metrics
 
-__all__ = [
-    "Options",
-    "check_callback",
-    "linger_ms_of",
-    "parameters_of",
-    "refuse_unknown",
-    "spelled_out",
-    "takes_no_timeout",
-    "wrong_timeout",
-]
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 _NOT_SHOWN = ("adaptive", "unknown")  # an adaptive ttl is the `timeout`

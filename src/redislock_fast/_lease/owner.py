@@ -30,19 +30,6 @@ if TYPE_CHECKING:
     from redislock_fast._lease.lease import Lease
     from redislock_fast._util.times import Limit
 
-__all__ = [
-    "Local",
-    "Owner",
-    "PendingOwner",
-    "SharedOwner",
-    "ThreadOwners",
-    "current_task",
-    "heirs_of",
-    "of_threads",
-    "owners_of",
-    "twin_of",
-]
-
 
 def current_task() -> asyncio.Task[Any] | None:
     """The running task; None outside of tasks."""

@@ -23,8 +23,6 @@ import threading
 
 from redislock_fast._util import fork, patching
 
-__all__ = ["Prolonging", "Prolongings", "mutex"]
-
 
 class _Mutex:
     """Held for a few assignments; another one in a forked child, and after a patch of `threading`."""

@@ -16,8 +16,6 @@ from typing import Any, TypeAlias
 from redislock_fast._lease.owner import Owner
 from redislock_fast._pipe.loop_py import running_loop
 
-__all__ = ["TaskOwners"]
-
 # Hot path: names of the module's own save an attribute look-up for every acquire and release.
 _current_task = asyncio.current_task
 _ref = weakref.ref

@@ -8,29 +8,6 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import hiredis
 
-__all__ = [
-    "NOT_ASKED",
-    "NOT_ENOUGH",
-    "SPIN_US",
-    "UNSENT_LIMIT_BYTES",
-    "UNSENT_SILENCE_S",
-    "Args",
-    "Bulk",
-    "ConnectionBroken",
-    "Forked",
-    "Mailbox",
-    "Malformed",
-    "NoReply",
-    "OnPush",
-    "OnReply",
-    "Pipe",
-    "Reply",
-    "is_answer",
-    "is_answer_to",
-    "is_unauthenticated",
-    "new_reader",
-]
-
 Args: TypeAlias = tuple["bytes | str | int", ...]
 """One command: its words in order. A str goes out as UTF-8, an int in decimal."""
 

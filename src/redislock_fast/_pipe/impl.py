@@ -15,8 +15,6 @@ from types import ModuleType
 from redislock_fast._pipe import resp_py
 from redislock_fast._util import fork
 
-__all__ = ["compiled", "encode", "implementation"]
-
 _wanted = os.environ.get("REDISLOCK_FAST_IMPLEMENTATION", "")
 if _wanted not in ("", "compiled", "python"):
     raise ImportError(f"REDISLOCK_FAST_IMPLEMENTATION is {_wanted!r}: it may be 'compiled' or 'python'")

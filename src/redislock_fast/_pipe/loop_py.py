@@ -40,8 +40,6 @@ from redislock_fast._pipe.impl import compiled, encode
 from redislock_fast._pipe.resp_py import joined, next_reply
 from redislock_fast._util import fork
 
-__all__ = ["LoopPipe", "Pipe", "new_pipe", "running_loop"]
-
 _NEVER = math.inf
 _INBOX_BYTES = 65536
 _SUBSCRIBING = {(b"SUBSCRIBE",), (b"SSUBSCRIBE",)}

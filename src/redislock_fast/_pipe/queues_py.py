@@ -19,8 +19,6 @@ from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, OnReply, Reply
 
-__all__ = ["Bell", "Mailbox", "Outbox", "Slot", "State", "has_any", "oldest", "receive", "sleep_s"]
-
 _SLICE_S = 0.05
 """The longest sleep of a thread that must look for signals, or for room to send, in seconds."""
 

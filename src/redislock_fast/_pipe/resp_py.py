@@ -8,8 +8,6 @@ import hiredis
 
 from redislock_fast._pipe.base import Args, Bulk
 
-__all__ = ["encode", "joined", "next_reply"]
-
 
 def encode(args: Args) -> bytes:
     """The bytes of one request.

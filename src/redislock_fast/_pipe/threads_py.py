@@ -60,8 +60,6 @@ from redislock_fast._pipe.queues_py import Bell, Mailbox, Outbox, Slot, State, h
 from redislock_fast._pipe.resp_py import encode, joined, next_reply
 from redislock_fast._util import fork
 
-__all__ = ["Mailbox", "Pipe"]
-
 _INBOX_BYTES = 65536
 _STALE_AFTER_S = 0.001
 

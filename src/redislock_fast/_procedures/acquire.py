@@ -19,9 +19,7 @@ from typing import Any
 
 import redis
 import redis.asyncio
-from redis.exceptions import (
-    TimeoutError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-)
+from redis.exceptions import TimeoutError
 
 from redislock_fast._lease.callbacks import current_callback
 from redislock_fast._lease.holding import Holding
@@ -43,8 +41,6 @@ from redislock_fast._util.errors import NotReplicatedError, shown
 from redislock_fast._util.times import FOREVER_S, GRACE_S, Limit, blocks, clock, poll_seconds, wait_seconds
 from redislock_fast._util.tokens import PERMIT, PLAIN, TokenSource, is_held_with, is_ours, listens, without_flag
 from redislock_fast._util.tracing import OWN, OWN_ASYNC, is_observed, providers
-
-__all__ = []
 
 _Client = redis.Redis
 

@@ -17,8 +17,6 @@ from redislock_fast._queue.reporting import reporting
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import listens, token_id_of, without_flag
 
-__all__ = ["Broken", "breaking"]
-
 _ANSWER_S = 2.0
 """How long the holder's process has to release the lock, in seconds."""
 

@@ -10,46 +10,17 @@ import logging
 import math
 from typing import Any, Protocol
 
-from redis.exceptions import (
-    LockError,
-    LockNotOwnedError,  # redis-py's, as everywhere in its users' code
-)
+from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.callbacks import lease_of_callback
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.metrics import (
-    end_count,
-    report,
-    report_call,
-    report_later,
-)
+from redislock_fast._lease.metrics import end_count, report, report_call, report_later
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner, ThreadOwners, current_task
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._protocol.steps import Steps
 from redislock_fast._util.errors import LockLostError, LossReason, noted, shown, shown_held
-from redislock_fast._util.times import (
-    clock,
-)
-
-__all__ = [
-    "UNLOCKED",
-    "LeaseLock",
-    "describe",
-    "end_lost",
-    "forget_lease",
-    "leave_once",
-    "lost_error",
-    "not_entered",
-    "raise_lost",
-    "reenter",
-    "refuse_in_callback",
-    "report_failure",
-    "report_release",
-    "say_why",
-    "unlocked_error",
-    "would_wait_for_itself",
-]
+from redislock_fast._util.times import clock
 
 logger = logging.getLogger(__name__)
 

@@ -21,19 +21,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from redis.backoff import AbstractBackoff
-from redis.exceptions import (
-    LockError,
-    LockNotOwnedError,  # redis-py's, as everywhere in its users' code
-)
+from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast import otel  # here, not where it is needed: a child forked in the midst of that would hang
 from redislock_fast._lease.callbacks import end_callback
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.logs import knows_whether, logs_calls
-from redislock_fast._lease.metrics import (
-    installed,
-    report_call,
-)
+from redislock_fast._lease.metrics import installed, report_call
 from redislock_fast._lease.options import Options, linger_ms_of, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Local, Owner, PendingOwner, SharedOwner, current_task, owners_of, twin_of
 from redislock_fast._lease.prolonging import mutex
@@ -53,15 +47,7 @@ from redislock_fast._protocol.own_token import AcquireOwn
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LockLostError, LossReason, noted, shown, shown_held
-from redislock_fast._util.times import (
-    MOST_FAILURES,
-    blocks,
-    clock,
-    drift_s,
-    poll_seconds,
-    ttl_ms_of,
-    wait_seconds,
-)
+from redislock_fast._util.times import MOST_FAILURES, blocks, clock, drift_s, poll_seconds, ttl_ms_of, wait_seconds
 from redislock_fast._util.tokens import LISTENS, MARKER, PERMIT, PLAIN, is_permit, without_flag
 
 if TYPE_CHECKING:
@@ -71,20 +57,6 @@ if TYPE_CHECKING:
     from redislock_fast._lease.handle import Handle
     from redislock_fast._lease.options import OptionSettings
     from redislock_fast._procedures.acquire import Call
-
-__all__ = [
-    "EXTEND",
-    "REACQUIRE",
-    "RELEASE",
-    "Backoff",
-    "Hooks",
-    "Lingers",
-    "LockBase",
-    "WaitBy",
-    "hooks_of",
-    "is_replaced",
-    "observe_by_otel",
-]
 
 # By weak references: a task that is started meanwhile, such as the one that connects, keeps a copy of the context.
 _acting: ContextVar[tuple[weakref.ref[LockBase], weakref.ref[Owner]] | None] = ContextVar("_acting", default=None)

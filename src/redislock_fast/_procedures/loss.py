@@ -21,18 +21,6 @@ from redislock_fast._util.errors import LossReason, shown, shown_held
 from redislock_fast._util.times import GRACE_S, clock
 from redislock_fast._util.tokens import is_permit
 
-__all__ = [
-    "LeaseLoss",
-    "Verdict",
-    "asking_why",
-    "attempting",
-    "ignoring_errors",
-    "limit_s",
-    "lose",
-    "reason_of",
-    "renewable",
-]
-
 logger = logging.getLogger("redislock_fast.renewal")  # docs/how-to/holding.md names it
 
 _SHORTEST_LIMIT_S = 0.05

@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 
     RunToken: TypeAlias = "str | bytes | Callable[[], str | bytes]"
 
-__all__ = [
-    "Skipped",
-    "check_job",
-    "check_others",
-    "check_settings",
-    "describe_done",
-    "describe_skip",
-    "looking",
-    "naming",
-    "noting_done",
-    "token_of_run",
-]
-
 
 class Skipped(LockError):
     """A job was not run: another caller runs it, or has run it not long ago.

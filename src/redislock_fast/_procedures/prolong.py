@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from redis.exceptions import (
-    LockError,
-    LockNotOwnedError,  # redis-py's, as everywhere in its users' code
-)
+from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.callbacks import lease_of_callback
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.prolonging import Prolonging
 from redislock_fast._pipe.base import NOT_ASKED, Args
-from redislock_fast._procedures.lease import (
-    lost_error,
-    raise_lost,
-    refuse_in_callback,
-    unlocked_error,
-)
+from redislock_fast._procedures.lease import lost_error, raise_lost, refuse_in_callback, unlocked_error
 from redislock_fast._procedures.lock import EXTEND, REACQUIRE, LockBase, is_replaced
 from redislock_fast._procedures.release import call_script, end_lease
 from redislock_fast._protocol.commands import Extend, Reacquire, ReadHolder
@@ -30,8 +22,6 @@ from redislock_fast._util.errors import noted, shown
 from redislock_fast._util.times import added_ms, clock
 from redislock_fast._util.tokens import TokenSource, is_held_with
 from redislock_fast._util.tracing import is_observed
-
-__all__ = []
 
 _SCRIPTS: Mapping[str, Any] = {"extend": EXTEND, "reacquire": REACQUIRE}
 """Our own scripts, in whose place a user's may stand, by the method."""

@@ -8,9 +8,7 @@ from typing import Any
 
 import redis
 import redis.asyncio
-from redis.exceptions import (
-    LockNotOwnedError,
-)
+from redis.exceptions import LockNotOwnedError
 
 from redislock_fast._lease.callbacks import current_callback
 from redislock_fast._lease.holding import Held, Holding
@@ -34,8 +32,6 @@ from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.times import clock, positive_ms
 from redislock_fast._util.tokens import TokenSource
 from redislock_fast._util.tracing import OWN, OWN_ASYNC, providers
-
-__all__ = []
 
 _Client = redis.Redis
 

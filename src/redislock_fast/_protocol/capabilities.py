@@ -8,19 +8,6 @@ from __future__ import annotations
 
 from redislock_fast._pipe.base import Args, Reply
 
-__all__ = [
-    "CLIENT_INFO",
-    "HELLO",
-    "PING",
-    "PROBE",
-    "Capabilities",
-    "ending",
-    "greeting",
-    "is_named",
-    "native_release",
-    "read_greeting",
-]
-
 PROBE: Args = (b"COMMAND", b"INFO", b"DELIFEQ", b"DELEX", b"LMPOP")
 """Which of these commands the server has."""
 

@@ -24,8 +24,6 @@ from typing import Any, Protocol
 
 from redislock_fast._pipe.base import Args, Reply
 
-__all__ = ["Claim", "Claims", "ReplyTaker", "has_taken"]
-
 
 def has_taken(request: Args, reply: Reply) -> bool:
     """Whether the reply says that this request, of any kind of attempt, took the key."""

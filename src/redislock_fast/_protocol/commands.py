@@ -14,17 +14,6 @@ from redislock_fast._protocol.operation import Refused, TokenOperation, is_verdi
 from redislock_fast._protocol.scripts import EXTEND, PASS_ON, REACQUIRE, RELEASE
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with, is_ours, is_permit
 
-__all__ = [
-    "HANDED_OVER",
-    "Acquire",
-    "Extend",
-    "Reacquire",
-    "ReadHolder",
-    "Release",
-    "acquire_request",
-    "release_request",
-]
-
 HANDED_OVER = 2
 """The reply to a release that has handed the lock over to a waiter."""
 

@@ -8,8 +8,6 @@ from redislock_fast._protocol.keys import done_key
 from redislock_fast._protocol.operation import TokenOperation
 from redislock_fast._protocol.scripts import DONE
 
-__all__ = ["Done"]
-
 
 class Done(TokenOperation):
     """Note that a job is done, or look whether it is. `result` is whether it counts as done.

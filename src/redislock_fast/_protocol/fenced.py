@@ -17,8 +17,6 @@ from redislock_fast._protocol.operation import TokenOperation
 from redislock_fast._protocol.own_token import HELD, TAKEN, AcquireOwn, Redeem
 from redislock_fast._protocol.scripts import ACQUIRE_FENCED
 
-__all__ = ["MANY", "AcquireFenced", "AcquireManyFenced", "AcquireOwnFenced", "Fence", "RedeemFenced", "fence_given"]
-
 
 def fence_given(reply: object) -> int | None:
     """The number, where this reply to an `AcquireFenced` means that the lock was free and is ours; else None."""

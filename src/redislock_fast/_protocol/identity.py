@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["introduction", "read_introduction"]
-
 _MOST = 30
 """The most characters of a host and of a program: `CLIENT LIST` gets longer by about 100 for each connection."""
 

@@ -10,18 +10,6 @@ import re
 from binascii import crc_hqx
 from functools import lru_cache
 
-__all__ = [
-    "channel_beside",
-    "done_key",
-    "fence_key",
-    "guard_key",
-    "leader_key",
-    "lock_of_queue",
-    "permit_keys",
-    "queue_keys",
-    "slot_of",
-]
-
 _SLOTS = 16384
 
 _QUEUE = re.compile(rb"(.*):rlf:tagged:queue|\{\d+\}(.*):rlf:numbered:queue|\{(.*)\}:rlf:queue", re.DOTALL)

@@ -20,8 +20,6 @@ from redislock_fast._protocol.report import Connections, ProcessDetails
 from redislock_fast._protocol.scripts import LEAD
 from redislock_fast._util.tokens import token_id_of, without_flag
 
-__all__ = ["Leader", "NoteLeader", "ReadLeader", "WatchLeader"]
-
 
 @dataclass(frozen=True)
 class Leader:

@@ -31,22 +31,6 @@ if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
     from redislock_fast._util.tokens import TokenSource
 
-__all__ = [
-    "NOAUTH",
-    "SUBSCRIBED",
-    "Exchange",
-    "FirstOutcome",
-    "FirstRequest",
-    "NotExecuted",
-    "Operation",
-    "Redirected",
-    "Refused",
-    "TokenOperation",
-    "is_verdict",
-    "later_code",
-    "without_arguments",
-]
-
 FirstOutcome: TypeAlias = "tuple[Any, Any, BaseException | None]"
 """The outcome of a first request that was sent before its operation was made: the connection, the reply, the error.
 

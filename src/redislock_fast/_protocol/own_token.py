@@ -18,8 +18,6 @@ from redislock_fast._protocol.operation import Refused
 from redislock_fast._protocol.scripts import REDEEM
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours
 
-__all__ = ["HELD", "LOST", "TAKEN", "AcquireOwn", "Redeem"]
-
 _MAX_RENEWALS = 3
 """A lock may end between being found held and being renewed. After so many times, the acquire fails."""
 

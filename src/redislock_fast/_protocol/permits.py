@@ -22,8 +22,6 @@ from redislock_fast._protocol.report import MOST_WAITERS, pairs
 from redislock_fast._protocol.scripts import ACQUIRE_PERMIT, RELEASE_PERMIT, RESIZE
 from redislock_fast._util.errors import shown
 
-__all__ = ["AcquirePermit", "ReadPermits", "ReleasePermit", "Resize", "acquire_permit"]
-
 logger = logging.getLogger("redislock_fast.semaphore")
 
 _differing: set[tuple[bytes, int, int]] = set()

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
     from redislock_fast._protocol.operation import FirstOutcome
 
-__all__ = ["InBulk", "Pipeline", "ReleasePipeline"]
-
 _ANY_KEY = b""
 
 

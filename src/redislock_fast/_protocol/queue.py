@@ -18,26 +18,6 @@ from redislock_fast._protocol.operation import Refused, TokenOperation
 from redislock_fast._protocol.scripts import FOR_PERMITS, LEAVE, RELEASE, WAIT
 from redislock_fast._util.tokens import CONTENDED_FLAG, MARKER, PERMIT, identifier_of, is_ours, is_permit, kind_of
 
-__all__ = [
-    "AGAIN",
-    "FOREIGN",
-    "GIVE_UP",
-    "MOST_KEYS",
-    "MOVING",
-    "TRACK_NEXT",
-    "UNTRIED",
-    "WANTED",
-    "AskHolder",
-    "JoinQueue",
-    "LeaveQueue",
-    "Subscribe",
-    "Subscriptions",
-    "Watch",
-    "cleanup_requests",
-    "join_answer",
-    "join_request",
-]
-
 UNTRIED = "UNTRIED"
 """Stands for an error code where the request is not sent, because the server might close the connection for it."""
 

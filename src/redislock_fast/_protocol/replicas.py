@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from redislock_fast._protocol.claims import Claim
     from redislock_fast._protocol.operation import FirstOutcome
 
-__all__ = ["Replicate"]
-
 
 class Replicate:
     """Begin the lease of a held lock anew, and wait until enough replicas have it.

@@ -22,8 +22,6 @@ from redislock_fast._util.tokens import (
     without_flag,
 )
 
-__all__ = ["MOST_WAITERS", "Connections", "LockReport", "Participant", "ProcessDetails", "ReadReport", "pairs"]
-
 MOST_WAITERS = 100
 
 _KINDS: tuple[type, ...] = (int, list, int, list, list, bytes)

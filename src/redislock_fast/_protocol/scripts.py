@@ -10,26 +10,6 @@ import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "ACQUIRE_FENCED",
-    "ACQUIRE_PERMIT",
-    "DONE",
-    "EXTEND",
-    "FOR_PERMITS",
-    "GUARD",
-    "GUARDED_SET",
-    "LEAD",
-    "LEAVE",
-    "PASS_ON",
-    "REACQUIRE",
-    "REDEEM",
-    "RELEASE",
-    "RELEASE_PERMIT",
-    "RESIZE",
-    "WAIT",
-    "Script",
-]
-
 
 class Script(NamedTuple):
     """A script's source and the SHA-1 under which a server caches it."""

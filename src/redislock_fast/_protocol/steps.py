@@ -18,8 +18,6 @@ from redislock_fast._util.tokens import is_permit
 if TYPE_CHECKING:
     from redislock_fast._protocol.pipeline import Pipeline
 
-__all__ = ["ENTERED", "CleanupEntries", "Do", "Steps", "all_of", "name_lock"]
-
 ENTERED: Final = "entered"
 """Given in place of a message where the waiter is registered, and no message has been waited for."""
 

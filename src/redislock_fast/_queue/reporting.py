@@ -8,8 +8,6 @@ from redislock_fast._protocol.report import Connections, Participant, ReadReport
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.times import Limit, wait_seconds
 
-__all__ = ["described", "log_long_wait", "log_waits", "naming_several", "reporting"]
-
 _MOST_NAMED = 3
 
 

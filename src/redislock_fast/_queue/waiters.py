@@ -48,8 +48,6 @@ from redislock_fast._protocol.queue import (
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import CONTENDED_FLAG, PLAIN, TOKEN_BYTES, TokenSource, is_ours, kind_of
 
-__all__ = ["BROKEN", "CHECK", "RECKON", "Grant", "KeyQueue", "Node", "Waiter", "WaiterRegistry"]
-
 BROKEN: Final = "broken"
 """The message that no other message can come on this connection."""
 

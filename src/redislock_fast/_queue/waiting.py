@@ -24,8 +24,6 @@ from redislock_fast._queue.waiters import BROKEN, CHECK, RECKON, Grant, KeyQueue
 from redislock_fast._util.times import Limit, clock
 from redislock_fast._util.tokens import is_held_with, is_permit, kind_of
 
-__all__ = ["POLL", "TIME_UP", "Waiting", "log_wait_if_long"]
-
 POLL: Final = "poll"
 """The outcome where the connection takes no messages: the caller must poll."""
 

@@ -22,13 +22,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    LockNotOwnedError,
-    TimeoutError,  # noqa: A004
-)
+from redis.exceptions import AuthenticationError, AuthorizationError, ConnectionError, LockNotOwnedError, TimeoutError
 
 from redislock_fast._lease import owner as owners
 from redislock_fast._lease.callbacks import end_callback

@@ -13,13 +13,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    ResponseError,
-    TimeoutError,  # noqa: A004
-)
+from redis.exceptions import AuthenticationError, AuthorizationError, ConnectionError, ResponseError, TimeoutError
 
 from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Forked, NoReply, OnReply
 from redislock_fast._protocol.capabilities import Capabilities

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as everywhere in its users' code
+from redis.exceptions import ConnectionError
 
 from redislock_fast._protocol.operation import Operation
 from redislock_fast._transport.pool_events import notice_closing

@@ -21,13 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 from redis.cluster import PRIMARY
-from redis.exceptions import (
-    AskError,
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    MovedError,
-    RedisClusterException,
-    TimeoutError,  # noqa: A004
-)
+from redis.exceptions import AskError, ConnectionError, MovedError, RedisClusterException, TimeoutError
 
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, Malformed, Reply
 from redislock_fast._protocol.capabilities import Capabilities

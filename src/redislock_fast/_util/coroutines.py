@@ -14,8 +14,6 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Acquiring", "awaited", "coroutine_method", "named", "runs"]
-
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _Result = TypeVar("_Result")
 _Held = TypeVar("_Held", bound=AbstractAsyncContextManager[Any])
@@ -70,10 +68,7 @@ class Acquiring(Generic[_Held]):
         return held
 
     async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._held is not None
         await self._held.__aexit__(exc_type, exc_value, traceback)

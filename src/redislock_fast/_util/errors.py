@@ -10,8 +10,6 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._util.tokens import is_permit
 
-__all__ = ["LockLostError", "LossReason", "NotReplicatedError", "noted", "shown", "shown_held"]
-
 _Error = TypeVar("_Error", bound=BaseException)
 
 

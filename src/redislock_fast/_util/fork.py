@@ -25,9 +25,6 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-__all__ = ["at_child_exit", "count_by", "forget_in_child", "forget_parent", "generation", "members", "on_fork"]
-
-
 _Member = TypeVar("_Member")
 
 

@@ -26,8 +26,6 @@ from typing import Any, ParamSpec, Protocol
 from redislock_fast._util import fork
 from redislock_fast._util.fork import members
 
-__all__ = ["Adaptable", "adapt", "adapt_later", "in_force", "is_patched", "on_patch", "own_thread"]
-
 _END_LIMIT_S = 1.0
 """How long `adapt` waits for the package's own threads. Most end within 0.1 s."""
 

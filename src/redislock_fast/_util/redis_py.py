@@ -22,8 +22,6 @@ from redis.exceptions import (
 
 from redislock_fast._util.times import MOST_FAILURES
 
-__all__ = ["RetryPolicy", "own_copy", "redis_error", "redis_errors", "settings_of"]
-
 _Error = TypeVar("_Error", bound=BaseException)
 
 # Settings for the pool alone: these notices ask a pool to move its connections to another server.

@@ -11,22 +11,6 @@ import time
 from functools import partial
 from typing import Any, ClassVar
 
-__all__ = [
-    "FOREVER_S",
-    "GRACE_S",
-    "MOST_FAILURES",
-    "Limit",
-    "added_ms",
-    "blocks",
-    "clock",
-    "drift_s",
-    "poll_seconds",
-    "positive_ms",
-    "reply_within_s",
-    "ttl_ms_of",
-    "wait_seconds",
-]
-
 clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 """Seconds from an arbitrary start that never go back and include suspends."""
 

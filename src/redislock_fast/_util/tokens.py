@@ -20,28 +20,6 @@ import os
 
 from redislock_fast._util import fork
 
-__all__ = [
-    "CONTENDED_FLAG",
-    "IDENTIFIER_BYTES",
-    "LISTENS",
-    "MARKER",
-    "PERMIT",
-    "PLAIN",
-    "TOKEN_BYTES",
-    "TokenSource",
-    "identifier_of",
-    "is_held_with",
-    "is_of_connection",
-    "is_ours",
-    "is_permit",
-    "kind_of",
-    "listens",
-    "new_token",
-    "stem_of",
-    "token_id_of",
-    "without_flag",
-]
-
 MARKER = b"rlf:"
 
 CONTENDED_FLAG = b"+"

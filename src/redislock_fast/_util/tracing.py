@@ -25,8 +25,6 @@ else:
     _providers.get_observability_instance()  # makes it, as redis-py does with its first command
     providers = _providers
 
-__all__ = ["OWN", "OWN_ASYNC", "has_method_of_its_own", "is_observed", "providers", "traced", "tracer_of"]
-
 
 def _redis_pys(method: Any) -> Any:
     """A method of redis-py; None where a wrapper is in its place. A wrapper may take over its name, module and code."""

@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from redislock_fast._election.loop import Body, Event, beside, new_event, until_set
 from redislock_fast._election.observing import Observing
-from redislock_fast._election.record import (
-    Outage,
-    check_callbacks,
-    encoded,
-    give_up,
-    lost,
-    no_term,
-    noting,
-    reading,
-)
+from redislock_fast._election.record import Outage, check_callbacks, encoded, give_up, lost, no_term, noting, reading
 from redislock_fast._protocol.leading import Leader
 from redislock_fast._util.coroutines import awaited
 from redislock_fast._util.errors import LockLostError, LossReason, shown
@@ -174,10 +165,7 @@ class Term:
         return self
 
     async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the term: the next candidate leads. Sends what `Lock.release` sends.
 

@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import LockError, RedisError
 
-from redislock_fast._batch import (
-    BatchBase,
-    BatchLease,
-    BatchWatch,
-    LockerBase,
-    Name,
-    Plan,
-    acquiring,
-    batch_options,
-)
+from redislock_fast._batch import BatchBase, BatchLease, BatchWatch, LockerBase, Name, Plan, acquiring, batch_options
 from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._renewal.loop import renewer_of
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
@@ -122,10 +113,7 @@ class Batch(BatchBase):
         return self
 
     async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Release. Where the body has raised an exception, an error of the release is logged instead of raised.
 

@@ -238,10 +238,7 @@ class Redlock(RedlockBase):
         raise not_entered(self.name)
 
     async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Release. Where the body has raised an exception, an error of the release is logged instead of raised."""
         say_why(self, exc_value)

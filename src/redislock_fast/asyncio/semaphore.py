@@ -222,10 +222,7 @@ class Permit:
         return self
 
     async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Release the permit, unless the block has. Where the block has raised, an error of the release is logged.
 
@@ -494,10 +491,7 @@ class Semaphore:
             raise
 
     async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave the permit as its own `with` block does.
 
@@ -525,12 +519,7 @@ class Semaphore:
 
 
 def limited(
-    client: Client,
-    name: str,
-    limit: int,
-    *,
-    on_full: Callable[[LockError], Any] | None = None,
-    **settings: Any,
+    client: Client, name: str, limit: int, *, on_full: Callable[[LockError], Any] | None = None, **settings: Any
 ) -> Callable[[Callable[_Parameters, Awaitable[_Result]]], Callable[_Parameters, Coroutine[Any, Any, Any]]]:
     """Let at most `limit` calls of the coroutine function run at once, over all processes.
 

@@ -103,10 +103,7 @@ class Once(Lock, Generic[_SkipResult]):
         raise await self._skipped()
 
     async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Release as a `Lock` does. Where others wait, and no exception has ended the block, the job is done."""
         if exc_type is None and self._done_for_ms is not None:
@@ -155,10 +152,7 @@ class _Attempt:
         return self._is_held
 
     async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._is_held:
             await self._run.__aexit__(exc_type, exc_value, traceback)

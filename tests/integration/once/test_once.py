@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's
+from redis.exceptions import ConnectionError
 
 import redislock_fast
 import redislock_fast.asyncio

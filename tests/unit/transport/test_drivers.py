@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 from redis.backoff import ConstantBackoff
-from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's
+from redis.exceptions import ConnectionError
 from redis.retry import Retry
 
 from redislock_fast._pipe.base import ConnectionBroken, Forked

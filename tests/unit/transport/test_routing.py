@@ -11,7 +11,7 @@ from typing import Any
 import hiredis
 import pytest
 from redis.backoff import ConstantBackoff
-from redis.exceptions import ConnectionError, MovedError, RedisClusterException  # noqa: A004  # redis-py's
+from redis.exceptions import ConnectionError, MovedError, RedisClusterException
 from redis.retry import Retry
 
 from redislock_fast._pipe.base import Bulk

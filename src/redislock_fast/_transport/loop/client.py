@@ -10,12 +10,7 @@ from typing import Any
 
 import hiredis
 from redis.asyncio.cluster import RedisCluster
-from redis.exceptions import (
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    NoScriptError,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import ConnectionError, NoScriptError, RedisError, ResponseError
 
 from redislock_fast._pipe.base import Args, Bulk, OnReply, Reply
 from redislock_fast._protocol.claims import ReplyTaker

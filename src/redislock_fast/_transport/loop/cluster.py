@@ -11,13 +11,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    RedisClusterException,
-    RedisError,
-)
+from redis.exceptions import AuthenticationError, AuthorizationError, ConnectionError, RedisClusterException, RedisError
 
 from redislock_fast._pipe.base import Args, OnReply, Reply
 from redislock_fast._protocol.commands import ReadHolder

@@ -9,7 +9,7 @@ from typing import Any
 
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as everywhere in its users' code
+from redis.exceptions import ConnectionError
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, is_unauthenticated
 from redislock_fast._pipe.loop_py import Pipe, new_pipe

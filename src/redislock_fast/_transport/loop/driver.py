@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import ConnectionError  # noqa: A004  # redis-py's, as everywhere in its users' code
+from redis.exceptions import ConnectionError
 
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast._protocol.steps import Steps, name_lock

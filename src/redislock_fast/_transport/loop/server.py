@@ -19,10 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from redis.exceptions import (
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    TimeoutError,  # noqa: A004
-)
+from redis.exceptions import ConnectionError, TimeoutError
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Reply
 from redislock_fast._pipe.loop_py import Pipe

@@ -17,7 +17,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
+from redis.exceptions import TimeoutError
 
 from redislock_fast._pipe.base import ConnectionBroken, NoReply
 from redislock_fast._protocol.claims import Claims

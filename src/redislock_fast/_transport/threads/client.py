@@ -6,11 +6,7 @@ import weakref
 from typing import Any
 
 import hiredis
-from redis.exceptions import (
-    ConnectionError,  # noqa: A004  # redis-py's, as everywhere in its users' code
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from redislock_fast._pipe.base import Args, Bulk, ConnectionBroken, OnReply, Reply
 from redislock_fast._protocol.claims import ReplyTaker

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 from redis.backoff import NoBackoff
 from redis.connection import Encoder, HiredisRespSerializer, PythonRespSerializer  # type: ignore[attr-defined]
-from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
+from redis.exceptions import ConnectionError, TimeoutError
 from redis.retry import Retry
 
 from redislock_fast._pipe import threads_py

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from redis.exceptions import TimeoutError  # noqa: A004  # redis-py's, as everywhere in its users' code
+from redis.exceptions import TimeoutError
 
 from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Forked, NoReply, OnReply, Reply
 from redislock_fast._protocol.claims import ReplyTaker
