@@ -13,14 +13,17 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import pytest
 import redis
 
+from redislock_fast._pipe import threads_py
 from redislock_fast._pipe.base import NOT_ASKED, ConnectionBroken, NoReply, Pipe, Reply
+from redislock_fast._pipe.queues_py import Bell
 from redislock_fast._pipe.resp_py import encode
 from redislock_fast.server import Server
-from tests.support.helpers import on_signal, run_script, signal_main
+from tests.support.helpers import PATIENCE_S, on_signal, run_script, signal_main
 from tests.support.pipes import FOREVER, PUSH, Peer
 
 
@@ -210,33 +213,59 @@ class Interrupted(Exception):
 
 
 @pytest.fixture(params=["sent to it", "taken by another thread"])
-def interrupt(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]]:
-    """Makes SIGUSR1 raise Interrupted in the main thread; call it, in another, to send one."""
+def interrupt(
+    request: pytest.FixtureRequest, pair: tuple[Pipe, Peer], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], None]]:
+    """Makes SIGUSR1 raise Interrupted in the main thread; call it, in another, to send one.
+
+    The twin promises less: an interrupt of its reader at work breaks the connection. So that one sleeps by then, and
+    the main thread sleeps on until it is interrupted.
+    """
+    sleeps, is_coming = threading.Event(), [True]
+    sleep = Bell.wait
+
+    def sleep_on(bell: Bell, *args: Any) -> None:
+        sleeps.set()
+        sleep(bell, *args)
+        while is_coming and threading.current_thread() is threading.main_thread():
+            sleep(bell, *args)
 
     def handler(number: int, frame: object) -> None:
+        is_coming.clear()
         raise Interrupted
 
     def send() -> None:
+        assert not isinstance(pair[0], threads_py.Pipe) or sleeps.wait(PATIENCE_S)
         if request.param == "sent to it":
             signal_main()
         else:
             signal.raise_signal(signal.SIGUSR1)
 
+    monkeypatch.setattr(Bell, "wait", sleep_on)
     with on_signal(handler):
         yield send
+
+
+def _interrupt_once_sent(peer: Peer, interrupt: Callable[[], None]) -> threading.Timer:
+    """Send the interrupt soon, and not before the main thread's request has left: it waits for the reply then."""
+
+    def read_and_interrupt() -> None:
+        peer.read()
+        interrupt()
+
+    timer = threading.Timer(0.05, read_and_interrupt)
+    timer.start()
+    return timer
 
 
 def test_a_signal_handler_that_raises_ends_the_wait_of_the_reader(
     pair: tuple[Pipe, Peer], threads: ThreadPoolExecutor, interrupt: Callable[[], None]
 ) -> None:
     pipe, peer = pair
-
-    timer = threading.Timer(0.05, interrupt)
-    timer.start()
+    timer = _interrupt_once_sent(peer, interrupt)
     with pytest.raises(Interrupted):
         pipe.call((b"ECHO", b"interrupted"), FOREVER)
     timer.join()
-    peer.read()
     reply = threads.submit(pipe.call, (b"ECHO", b"next"), FOREVER)
     peer.answer(b"+interrupted\r\n")
     peer.echo()
@@ -250,15 +279,15 @@ def test_a_signal_handler_that_raises_ends_the_wait_of_a_follower(
     pipe, peer = pair
     reader = threads.submit(pipe.call, (b"ECHO", b"reader"), FOREVER)
     peer.read()
-    timer = threading.Timer(0.05, interrupt)
-    timer.start()
+    timer = _interrupt_once_sent(peer, interrupt)
     with pytest.raises(Interrupted):
         pipe.call((b"ECHO", b"interrupted"), FOREVER)
     timer.join()
     peer.answer(b"+reader\r\n")
     assert reader.result(timeout=20) == b"reader"
     reply = threads.submit(pipe.call, (b"ECHO", b"next"), FOREVER)
-    peer.echo(2)
+    peer.answer(b"+interrupted\r\n")
+    peer.echo()
     assert reply.result(timeout=20) == b"next"
     assert not pipe.broken
 

@@ -13,6 +13,7 @@ import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -25,6 +26,7 @@ from redislock_fast.server import Server
 from tests.conftest import TlsServer
 from tests.pipe.test_threads import Interrupted, interrupt
 from tests.support.any_pipe import outcomes
+from tests.support.helpers import PATIENCE_S, start
 from tests.support.pipes import FOREVER, Owner, Peer
 
 __all__ = ["interrupt"]
@@ -165,13 +167,29 @@ def test_a_second_thread_may_not_wait(pair: tuple[Pipe, Peer], box: Mailbox, thr
 # Signals
 
 
+def _wait_until_interrupted(box: Mailbox, interrupt: Callable[[], None]) -> None:
+    """Wait for a message that does not come. The interrupt is sent soon."""
+    begins = threading.Lock()
+    begins.acquire()
+
+    def interrupt_soon() -> None:
+        begins.acquire()
+        time.sleep(0.05)
+        interrupt()
+
+    def begin() -> None:
+        begins.release()  # on a busy machine, the interrupt may come before the wait
+        box.wait(FOREVER)
+
+    interrupting = start(interrupt_soon)
+    with pytest.raises(Interrupted):
+        begin()
+    interrupting.result(PATIENCE_S)
+
+
 def test_an_interrupt_loses_no_message(pair: tuple[Pipe, Peer], box: Mailbox, interrupt: Callable[[], None]) -> None:
     pipe, peer = pair
-    timer = threading.Timer(0.05, interrupt)
-    timer.start()
-    with pytest.raises(Interrupted):
-        box.wait(FOREVER)
-    timer.join()
+    _wait_until_interrupted(box, interrupt)
     peer.answer(message(b"a") + message(b"b"))
     assert [b"a", b"b"] == [box.wait(FOREVER) for _ in range(2)]
     assert not pipe.broken
@@ -183,11 +201,7 @@ def test_an_interrupt_of_a_listener_that_follows_harms_nobody(
     pipe, peer = pair
     reply = threads.submit(pipe.call, (b"X",), FOREVER)
     peer.read()
-    timer = threading.Timer(0.05, interrupt)
-    timer.start()
-    with pytest.raises(Interrupted):
-        box.wait(FOREVER)
-    timer.join()
+    _wait_until_interrupted(box, interrupt)
     peer.answer(message(b"a") + b"+OK\r\n")
     assert reply.result(timeout=20) == b"OK"
     assert box.wait(FOREVER) == b"a"
