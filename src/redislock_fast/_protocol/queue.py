@@ -345,12 +345,10 @@ class Subscriptions:
         is_tried: whether a request of the queue is under way, for which a server may close the connection instead of
             answering it.
         is_proven: whether the server has answered the request to join a queue.
-        is_lost: whether the connection is known to be lost.
     """
 
     is_tried = False
     is_proven = False
-    is_lost = False
 
     def __init__(self, capabilities: Capabilities, identifier: bytes) -> None:
         self.publish = b"spublish" if capabilities.sharded else b"publish"

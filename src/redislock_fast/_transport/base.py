@@ -295,7 +295,9 @@ class ServerTransport(Generic[ConnectionType]):
         self.timeout_s = -1.0 if timeout_s is None else float(timeout_s)
         self.connection: ConnectionType | None = None
         self.tokens = TokenSource(self.connects)
-        self._losses = 0  # connections in a row that were lost by a request of the queue
+        # The connections in a row that were lost by a request of the queue. Any thread adds the identifier of one, so
+        # that a loss which several find counts once.
+        self._lost: set[bytes] = set()
         self._plain_until = 0.0  # in the clock's seconds
         self.kept_by_wings: dict[type, Any] = {}
         notice_credentials(owner, self)
@@ -451,13 +453,12 @@ class ServerTransport(Generic[ConnectionType]):
         if not connection.pipe.closed_by_peer:
             return False
         if registry.is_proven or not (registry.is_tried or operation.uses_queue):
-            self._losses = 0 if registry.is_proven else self._losses
+            if registry.is_proven:
+                self._lost.clear()
             return False
-        if not registry.is_lost:
-            registry.is_lost = True
-            self._losses += 1
-            if self._losses >= MOST_LOSSES:
-                self._do_without_queue()
+        self._lost.add(registry.identifier)
+        if len(self._lost) >= MOST_LOSSES:
+            self._do_without_queue()
         return True
 
     def _do_without_queue(self) -> None:

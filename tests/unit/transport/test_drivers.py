@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -222,16 +223,42 @@ def test_two_connections_in_a_row_that_the_peer_closes_for_the_queue_end_its_use
     transport = transport_of(client)
     assert isinstance(transport, ThreadServerTransport)
     greeted = []
-    for _ in range(2):
+    for number in range(2):
         lost: Any = SimpleNamespace(
             pipe=SimpleNamespace(closed_by_peer=closed_by_peer),
-            registry=SimpleNamespace(is_tried=is_tried, is_proven=is_proven, is_lost=False),
+            registry=SimpleNamespace(is_tried=is_tried, is_proven=is_proven, identifier=b"%d" % number),
         )
         for _ in range(2):  # two callers notice it
             transport._note_queue_trouble(ConnectionBroken(True, "closed"), lost, operation)
         greeted.append(transport.greets)
     ends = closed_by_peer and not is_proven and (is_tried or operation is OF_THE_QUEUE)
     assert greeted == [True, not ends]
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_loss_that_two_callers_find_at_the_same_time_counts_once(number: int) -> None:
+    client = redis.Redis()
+    transport = transport_of(client)
+    assert isinstance(transport, ThreadServerTransport)
+    reads = itertools.count(1)
+
+    class Registry:
+        is_tried, is_proven, identifier = True, False, b"first"
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if next(reads) == number:
+                find()
+            return value
+
+    lost: Any = SimpleNamespace(pipe=SimpleNamespace(closed_by_peer=True), registry=Registry())
+
+    def find() -> None:
+        assert transport._note_queue_trouble(ConnectionBroken(True, "closed"), lost, OF_A_LOCK)
+
+    find()
+    assert next(reads) > number  # the other has come
+    assert transport.greets
 
 
 def test_request_refused_beside_a_subscription_is_sent_again_whatever_failed_before() -> None:

@@ -364,6 +364,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
             self.lingering.forget()
         self.forget_inside()
         self._dedicated = []  # each of them has a `forget` of its own
+        self._lost = set()
         self.kept_by_wings = {}
         if connection is not None:
             connection.forget()
