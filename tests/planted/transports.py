@@ -343,6 +343,20 @@ FAULTS = (
         "tests/compat/test_fake_server.py::test_server_that_answers_a_subscription_without_a_push_is_polled[threads]",
     ),
     Fault(
+        "connection is replaced before it is known how to end it",
+        "_transport/base.py",
+        "        successor = self.tokens.successor()\n        if self.connection is connection:  # still",
+        "        self.connection = None\n        successor = self.tokens.successor()\n        if True:  # still",
+        f"{_DRIVERS}test_who_finds_no_connection_has_the_tokens_of_the_next_and_ends_the_last",
+    ),
+    Fault(
+        "tokens of a connection name the next one",
+        "_transport/threads/server.py",
+        "                self.tokens = tokens  # again",
+        "                pass  # again",
+        f"{_DRIVERS}test_connection_has_its_tokens_whoever_gives_up_the_last_one_meanwhile",
+    ),
+    Fault(
         "request for which the server closes connections is sent forever",
         "_transport/base.py",
         "if len(self._lost) >= MOST_LOSSES:",

@@ -427,11 +427,15 @@ class ServerTransport(Generic[ConnectionType]):
             connection.close()
 
     def _give_up(self, connection: ConnectionType) -> None:
-        if self.connection is connection and self.connects:  # else it is the client, which has connections of its own
+        """Have the next caller connect. All callers that a lost connection fails may come at the same time."""
+        if self.connection is not connection or not self.connects:  # else it is the client
+            return
+        if connection.ending is not None:
+            self.cleanup.endings.add(connection.ending)
+        successor = self.tokens.successor()
+        if self.connection is connection:  # still: that takes long, and others may have connected meanwhile
+            self.tokens = successor  # first: who finds no connection makes the next one with these
             self.connection = None
-            self.tokens = self.tokens.successor()
-            if connection.ending is not None:
-                self.cleanup.endings.add(connection.ending)
 
     # ---- servers that close the connection for what they do not know ----
 

@@ -9,7 +9,7 @@ import asyncio
 import gc
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +20,7 @@ from redis.exceptions import ConnectionError
 from redis.retry import Retry
 
 from redislock_fast._pipe.base import ConnectionBroken, Forked
+from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire
 from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, NotExecuted
 from redislock_fast._protocol.queue import Watch
@@ -29,11 +30,13 @@ from redislock_fast._transport.base import Attempts
 from redislock_fast._transport.loop import driver as loop_driver
 from redislock_fast._transport.threads import cluster as thread_cluster
 from redislock_fast._transport.threads import driver as thread_driver
+from redislock_fast._transport.threads import server as thread_server
 from redislock_fast._transport.threads.driver import transport_of
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy
 from redislock_fast._util.times import GRACE_S
+from redislock_fast._util.tokens import TokenSource
 
 ENTRY = (b"name", b"token")
 
@@ -275,3 +278,85 @@ def test_request_refused_beside_a_subscription_is_sent_again_whatever_failed_bef
         )
         assert transport._note_trouble(attempts, connection, OF_A_LOCK, trouble, [])
     assert (attempts.next_pause_s(), transport.greets) == (0.0, False)
+
+
+# A connection that several threads give up at the same time
+
+
+class _Tokens(TokenSource):
+    """Calls a function before it makes its successor."""
+
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def successor(self) -> TokenSource:
+        """As always."""
+        self.meanwhile()
+        return super().successor()
+
+
+@pytest.fixture
+def transport() -> Iterator[ThreadServerTransport]:
+    """One with a connection that it gives up, and no server."""
+    client = redis.Redis()
+    made = transport_of(client)
+    made.connection = _connection()
+    yield made
+    made.connection = None
+
+
+def _connection() -> Any:
+    return SimpleNamespace(ending=(b"CLIENT", b"KILL"), registry=None, capabilities=Capabilities(), close=lambda: None)
+
+
+def test_who_finds_no_connection_has_the_tokens_of_the_next_and_ends_the_last(transport: ThreadServerTransport) -> None:
+    connection: Any = transport.connection
+    found = []
+    transport.tokens = tokens = _Tokens()
+    tokens.meanwhile = lambda: found.append((transport.connection, {*transport.cleanup.endings}))
+    transport._drop(connection)
+    assert found == [(connection, {connection.ending})]
+    assert transport.connection is None
+    assert transport.tokens is not tokens
+
+
+def test_connection_that_another_thread_has_replaced_meanwhile_is_not_given_up(
+    transport: ThreadServerTransport,
+) -> None:
+    first: Any = transport.connection
+    second = _connection()
+
+    def replace() -> None:
+        tokens.meanwhile = lambda: None
+        transport._drop(first)
+        transport.connection = second
+
+    transport.tokens = tokens = _Tokens()
+    tokens.meanwhile = replace
+    transport._drop(first)
+    assert transport.connection is second
+
+
+def test_connection_has_its_tokens_whoever_gives_up_the_last_one_meanwhile(
+    transport: ThreadServerTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport.connection = None
+    used = []
+
+    def connect(_pool: object, tokens: TokenSource, *_: object, **__: object) -> Any:
+        used.append(tokens)
+        transport.tokens = tokens.successor()
+        return _connection()
+
+    monkeypatch.setattr(thread_server, "open_connection", connect)
+    transport.connect(None)
+    assert used == [transport.tokens]
+
+
+def test_connection_that_is_given_up_at_once_is_that_of_the_caller_that_has_made_it(
+    transport: ThreadServerTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport.connection, opened = None, _connection()
+    monkeypatch.setattr(thread_server, "open_connection", lambda *_, **__: opened)
+    monkeypatch.setattr(thread_server, "notice_closing", lambda *_: transport._drop(opened))
+    assert transport.connect(None) is opened
+    assert transport.connection is None

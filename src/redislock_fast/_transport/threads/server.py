@@ -39,6 +39,7 @@ from redislock_fast._transport.threads.connect import Connection, GreetingBroken
 from redislock_fast._util import fork, patching
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import FOREVER_S, clock, reply_within_s
+from redislock_fast._util.tokens import TokenSource
 
 
 class ThreadServerTransport(ServerTransport[Connection]):
@@ -334,24 +335,27 @@ class ThreadServerTransport(ServerTransport[Connection]):
         try:
             if not self._connecting.acquire(timeout=-1 if ends_at is None else max(ends_at - clock(), 0.0)):
                 raise TimeoutError("no connection in time")
-            if self.connection is None:
-                connection = self._open(ends_at)
+            connection = self.connection
+            if connection is None:
+                tokens = self.tokens
+                connection = self._open(tokens, ends_at)
                 self.cleanup.post_first(connection)
                 self._dedicated.clear()  # which may lead to a server that is no primary any more
                 self.connection = connection
+                self.tokens = tokens  # again: another thread may have given up the last connection only now
                 notice_closing(self._live_owner(), self)
-            return self.connection
+            return connection  # which another thread may have given up
         finally:
             try:  # noqa: SIM105  # an interrupt inside of `suppress` would leave the lock taken
                 self._connecting.release()
             except RuntimeError:  # an interrupt may come before the lock is taken
                 pass
 
-    def _open(self, ends_at: float | None) -> Connection:
+    def _open(self, tokens: TokenSource, ends_at: float | None) -> Connection:
         for _ in range(MOST_LOSSES if self.greets else 0):
             with contextlib.suppress(GreetingBroken):
-                return open_connection(self._live_owner(), self.tokens, ends_at, greets=True)
-        connection = open_connection(self._live_owner(), self.tokens, ends_at, greets=False)
+                return open_connection(self._live_owner(), tokens, ends_at, greets=True)
+        connection = open_connection(self._live_owner(), tokens, ends_at, greets=False)
         self._note_plain()
         return connection
 
