@@ -42,6 +42,17 @@ FAULTS = (
         f"{_RECOVERY}test_lock_that_was_waited_for_longer_than_its_ttl_is_fresh[threads-valkey]",
     ),
     Fault(
+        "request to leave the queue overtakes the text of its script",
+        "_queue/waiters.py",
+        "            with contextlib.suppress(ConnectionBroken):\n                self.node.post(",
+        (
+            "            self.registry.has_left.add(kind)\n"
+            "            with contextlib.suppress(ConnectionBroken):\n"
+            "                self.node.post("
+        ),
+        f"{_WAITERS}test_text_of_the_script_for_leaving_is_sent_before_others_do_without_it",
+    ),
+    Fault(
         "grant of an earlier place in the queue is taken",
         "_queue/waiters.py",
         "return type(message) is Grant and (not self.arrival or float(message.arrival or 0) >= self.arrival)",

@@ -320,9 +320,9 @@ class Waiter:
             leave = LeaveQueue(self.key, self.token)
             kind = kind_of(self.token)
             leave.with_text = kind not in self.registry.has_left
-            self.registry.has_left.add(kind)
             with contextlib.suppress(ConnectionBroken):
                 self.node.post(self.connection, leave.request(self.registry.capabilities, 0.0))
+            self.registry.has_left.add(kind)  # after that: another waiter's request must not overtake the text
 
     # ---- the other waiters of the lock ----
 

@@ -394,3 +394,22 @@ def test_waiter_queues_whose_connection_is_subscribed_by_another_thread_meanwhil
 
     monkeypatch.setattr(registry, "has_tried", subscribe_and_look)
     assert take(registry, key=b"anew").channel == channel
+
+
+def test_text_of_the_script_for_leaving_is_sent_before_others_do_without_it(registry: WaiterRegistry) -> None:
+    first, second, third = (take(registry) for _ in range(3))
+    sent: list[Any] = []
+
+    class Posting(ServerTransport):
+        def post(self, _: object, args: Args, *__: Any) -> None:
+            if len(coming) > 1:
+                coming.pop().withdraw()  # another thread
+            sent.append(args[0])
+
+    coming = [first, second]
+    for waiter in (first, second, third):
+        waiter.node = Posting()
+    first.withdraw()
+    assert sent == [b"EVAL", b"EVAL"]
+    third.withdraw()
+    assert sent[2:] == [b"EVALSHA"]
