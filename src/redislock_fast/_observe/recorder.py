@@ -102,7 +102,8 @@ class Durations:
     Durations are sorted into the buckets some hundred at a time, which takes a tenth of what each would take alone.
 
     Thread safety: any thread adds to the end of `_new`, which is one operation. Durations are taken from its beginning
-    where `_sorted` is replaced, under `mutex`. So as long as that is the same, nothing was taken.
+    before `_sorted` is replaced, both under `mutex`. So where that is the same as before `_new` was copied, nothing in
+    the copy was taken.
     """
 
     __slots__ = ("_new", "_sorted")
@@ -128,8 +129,8 @@ class Durations:
         with mutex.lock:
             is_first = self._sorted is before
             if is_first:
-                self._sorted = after
                 del self._new[:count]
+                self._sorted = after
         return is_first
 
     def forget(self) -> None:

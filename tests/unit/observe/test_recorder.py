@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import SupportsIndex
 
 import pytest
 
@@ -20,6 +22,7 @@ from redislock_fast._observe.recorder import (
     Recorder,
     prefix_of,
 )
+from tests.support.helpers import PATIENCE_S, start
 
 
 class Values:
@@ -213,6 +216,39 @@ def test_a_duration_is_in_the_bucket_of_the_least_bound_that_it_does_not_exceed(
     numbers, sum_s = durations.read()
     assert numbers == [count, *[2 * count] * (len(BOUNDS_S) - 1), count]
     assert sum_s == pytest.approx(2.01 * count * sum(BOUNDS_S))
+
+
+class _New(list[float]):
+    """Durations of which some are taken only after another thread has copied them all, to read them."""
+
+    def __init__(self, durations: Durations) -> None:
+        super().__init__(durations._new)
+        self._durations = durations
+        self._was_copied = threading.Event()
+        self.reading: Future[object] | None = None
+
+    def __iter__(self) -> Iterator[float]:
+        yield from super().__iter__()
+        self._was_copied.set()
+
+    def __delitem__(self, part: SupportsIndex | slice) -> None:
+        if self.reading is None:
+            self._was_copied.clear()
+            self.reading = start(self._durations.read)
+            assert self._was_copied.wait(PATIENCE_S)
+        super().__delitem__(part)
+
+
+def test_what_another_thread_reads_as_it_is_sorted_in_is_counted_once() -> None:
+    durations = Durations()
+    for _ in range(3):
+        durations.observe(0.25)
+    durations._new = new = _New(durations)
+    read = [durations.read()]
+    assert new.reading is not None
+    new.reading.result(PATIENCE_S)
+    read.append(durations.read())
+    assert [(sum(numbers), sum_s) for numbers, sum_s in read] == [(3, 0.75), (3, 0.75)]
 
 
 def test_what_is_read_in_the_midst_of_the_sorting_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
