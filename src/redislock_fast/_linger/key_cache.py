@@ -337,7 +337,7 @@ class CachedKey:
     def _remove(self, waiter: LocalWaiter) -> None:
         try:  # noqa: SIM105  # a hot path, in which `suppress` takes as long as all the rest
             self.waiters.remove(waiter)
-        except ValueError:
+        except (ValueError, IndexError):  # the latter where others change the deque meanwhile: it is passed over later
             pass
 
     def join(self, waiter: LocalWaiter) -> None:
@@ -559,7 +559,9 @@ class KeyCache:
     def forget_key(self, cached: CachedKey) -> None:
         """Forget a cached key, which is not current any more."""
         if self._keys.get(cached.key) is cached:
-            self._keys.pop(cached.key, None)
+            found = self._keys.pop(cached.key, None)
+            if found is not None and found is not cached:  # made after another thread has forgotten this one
+                found.replace()
 
     def watch(self) -> None:
         """Have the keys watched."""
@@ -584,7 +586,12 @@ class KeyCache:
         """Do not tell the holder of this lease any more."""
         listener = self._listeners.get(lease.key)
         if listener is not None and listener[0]() is lease:
-            self._listeners.pop(lease.key, None)
+            self._forget_listener(lease.key, listener)
+
+    def _forget_listener(self, key: bytes, listener: object) -> None:
+        found = self._listeners.pop(key, None)
+        if found is not None and found is not listener:  # of the next holder, which has come just now
+            self._listeners.setdefault(key, found)
 
     def ask_holder(self, key: bytes) -> None:
         """Tell the holder of this key, if it listens and was not told, that another caller wants it."""
@@ -634,9 +641,9 @@ class KeyCache:
             if due:
                 self.give_up(due, False)
             raise
-        for key, (lease_of, _) in list(self._listeners.items()):
-            if lease_of() is None:
-                self._listeners.pop(key, None)
+        for key, listener in list(self._listeners.items()):
+            if listener[0]() is None:
+                self._forget_listener(key, listener)
         return is_used or len(self._listeners) > 0
 
     def _sweep_into(self, due: list[KeyLease], now: float) -> bool:

@@ -6,7 +6,8 @@ Rules: no server, and a clock that the tests set. `test_key_cache_schedules.py` 
 from __future__ import annotations
 
 from collections import deque
-from typing import SupportsIndex
+from collections.abc import Callable
+from typing import Any, SupportsIndex, cast
 
 import pytest
 
@@ -144,6 +145,78 @@ def test_all_waiters_that_stay_are_found_while_others_leave(kept: Kept) -> None:
     found = cached.all_waiters()
     assert list(cached.waiters) == waiters[3:]
     assert set(waiters[3:]) <= set(found)
+
+
+class _Changing(deque[LocalWaiter]):
+    """Waiters that change as the first is to be removed: without the GIL, CPython may find that, and gives up."""
+
+    has_changed = False
+
+    def remove(self, value: LocalWaiter, /) -> None:
+        if not self.has_changed:
+            self.has_changed = True
+            raise IndexError("deque mutated during iteration")
+        super().remove(value)
+
+
+def test_waiter_that_cannot_be_removed_just_now_has_the_local_lock_alone(kept: Kept) -> None:
+    cached = kept.key_cache.of(KEY)
+    assert cached.try_lock()
+    waiters = _joined(cached, 3)
+    cached.waiters = _Changing(waiters)
+    cached.unlock()
+    assert _given(waiters) == [0]
+    cached.unlock()
+    assert _given(waiters) == [0, 1]
+    assert list(cached.waiters) == [waiters[2]]
+
+
+class _Listening:
+    """The lease of a lock whose holder is told when it is wanted."""
+
+    key = KEY
+    wanted = over = False
+
+
+class _Raced(dict[bytes, Any]):
+    """A dict whose next entry that is removed is removed only after other threads have done something."""
+
+    def __init__(self, entries: dict[bytes, Any], before: Callable[[], object]) -> None:
+        super().__init__(entries)
+        self._before = before
+
+    def pop(self, *arguments: Any) -> Any:
+        before, self._before = self._before, lambda: None
+        before()
+        return super().pop(*arguments)
+
+
+def test_key_that_is_made_while_two_threads_forget_the_last_one_is_not_kept(kept: Kept, clock: _Clock) -> None:
+    cached = _held(kept, clock)
+    made: list[CachedKey] = []
+
+    def replace_and_take() -> None:
+        cached.replace()
+        made.append(_lingering(kept, clock))
+
+    kept.key_cache._keys = _Raced(kept.key_cache._keys, replace_and_take)
+    cached.replace()
+    assert (made[0].is_current, made[0].lease, len(kept.given_up)) == (False, None, 1)
+    assert kept.key_cache.of(KEY) not in (cached, made[0])
+
+
+@pytest.mark.parametrize("is_dropped", [False, True], ids=["released", "dropped"])
+def test_next_holder_that_listens_as_the_last_one_is_forgotten_is_told(kept: Kept, is_dropped: bool) -> None:
+    last, following, told = cast("Any", _Listening()), cast("Any", _Listening()), list[Any]()
+    kept.key_cache.listen(last, told.append)
+    kept.key_cache._listeners = _Raced(kept.key_cache._listeners, lambda: kept.key_cache.listen(following, told.append))
+    if is_dropped:
+        del last
+        kept.key_cache.sweep(0.0)
+    else:
+        kept.key_cache.end_listening(last)
+    kept.key_cache.take_wanted(KEY)
+    assert told == [following]
 
 
 # ---- wanted ----
