@@ -28,6 +28,7 @@ from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
 from redislock_fast._pipe.loop_py import Pipe
 from redislock_fast._transport.base import KeptKeys
 from redislock_fast._util import fork
+from redislock_fast._util.fork import members
 from redislock_fast._util.times import clock
 
 _LIMIT_S = 1.0
@@ -116,7 +117,7 @@ class LoopEnd:
         closing = await _other_generators()
         if closing:
             await self._wait(closing, give_up)
-        servers = list(self._servers)
+        servers = members(self._servers)
         for server in servers:
             if server.lingering is not None:
                 server.lingering.give_up()

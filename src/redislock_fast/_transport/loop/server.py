@@ -36,6 +36,7 @@ from redislock_fast._transport.loop.connect import AsyncConnection, open_connect
 from redislock_fast._transport.loop.end import LoopEnd
 from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.threads.connect import GreetingBroken
+from redislock_fast._util.fork import members
 from redislock_fast._util.redis_py import own_copy, redis_error
 from redislock_fast._util.times import FOREVER_S, clock, reply_within_s
 
@@ -452,7 +453,7 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
     def abandon(self) -> None:
         """In a forked child: close our copy of the socket, and nothing else of the parent's."""
         self.end.has_come = True  # so that `authenticate` does not touch the parent's loop
-        for server in (self, *self._all_dedicated):
+        for server in (self, *members(self._all_dedicated)):
             if server.connection is not None:
                 server.connection.pipe.abandon()
             if server.lingering is not None:
