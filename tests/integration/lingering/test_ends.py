@@ -247,7 +247,7 @@ def test_a_key_is_given_back_on_a_new_connection_where_the_old_one_is_silent(
     holders: Holders, callers: Callers, valkey: Server, connect: Connect
 ) -> None:
     with Proxy(valkey.port) as proxy:
-        lock = holders.on(callers.client(proxy.port, socket_timeout=SOON_S), **BRIEF)
+        lock = holders.on(callers.client(proxy.port, socket_timeout=10 * SOON_S), **BRIEF)
         assert lock.call("acquire")
         proxy.stall()
         lock.release()

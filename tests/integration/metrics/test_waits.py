@@ -246,11 +246,11 @@ def test_a_long_wait_of_a_batch_is_logged(
     assert len(logged.texts) == 1
 
 
-@pytest.mark.usefixtures("at_once")
 def test_a_long_wait_for_a_redlock_is_logged(
-    logged: Logged, callers: Callers, holders: Holders, fleet: list[Server]
+    logged: Logged, callers: Callers, holders: Holders, fleet: list[Server], request: pytest.FixtureRequest
 ) -> None:
     holder = holders.hold_redlock(holders.clients(fleet), timeout=FAR_S)
+    request.getfixturevalue("at_once")  # only now: on a busy machine, the holder may need a second attempt
     waiter = callers.redlock(holders.clients(fleet), timeout=FAR_S)
     _gets_it(waiter, holder, logged, "another owner")
 
