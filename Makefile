@@ -29,7 +29,7 @@ ON_CORE := REDISLOCK_FAST_IMPLEMENTATION=compiled $(BIN)/python -m pytest -q
 ON_TWIN := REDISLOCK_FAST_IMPLEMENTATION=python $(BIN)/python -m pytest -q
 
 .PHONY: help bench test test-all test-versions test-free-threaded compat simulate model planted torture torture-short \
-	coverage sanitize fuzz docs docs-links lint format wheel clean
+	coverage sanitize sanitize-free-threaded fuzz docs docs-links lint format wheel clean
 
 help:
 	@echo "make bench        locks taken, released and waited for on a real server, beside redis-py"
@@ -44,6 +44,7 @@ help:
 	@echo "make torture      histories of many processes under faults, each checked; twenty minutes (torture-short: two)"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
 	@echo "make sanitize     the core under GCC's sanitizers of memory, undefined behaviour and threads; ten minutes"
+	@echo "make sanitize-free-threaded the core under ThreadSanitizer on CPython without the GIL, which it builds; half an hour"
 	@echo "make fuzz         two minutes of libFuzzer on the core's reply path; installs Clang (Debian; root or sudo)"
 	@echo "make docs         the site, in build/docs; a link within it that leads nowhere is an error"
 	@echo "make docs-links   follows the links to other sites, too; network"
@@ -168,6 +169,23 @@ sanitize: $(VENV)/installed
 	$(call BUILD_SANITIZED,thread)
 	$(SANITIZED) $(UNDER_TSAN) $(SANITIZED_PYTEST) -k "compiled and not ($(MEASURING) or that_lie)" \
 		$(addprefix tests/pipe/,test_threads*.py test_many.py test_hostile.py); $(SHOW_REPORTS)
+
+# Without the GIL, the core's threads meet at the locks of Python's objects, too: ThreadSanitizer knows these where the
+# interpreter has it. Extension modules for one serve the other. Left out: tests of what one thread does with many
+# requests, which take minutes each there.
+SANITIZED_FREE := $(FREE)/sanitized-tree
+sanitize-free-threaded:
+	.ci/free-threaded $(FREE) sanitized
+	rm -rf $(SANITIZED_FREE) && mkdir -p $(SANITIZED_FREE)
+	cp -r setup.py pyproject.toml MANIFEST.in LICENSE *.md .ci .github src tests docs examples bench $(SANITIZED_FREE)
+	rm -f $(SANITIZED_FREE)/src/redislock_fast/_pipe/*.so $(SANITIZED_FREE)/src/redislock_fast/_pipe/*.c
+	cd $(SANITIZED_FREE) && REDISLOCK_FAST_SANITIZE=thread ../venv/bin/python setup.py -q build_ext --inplace
+	cat tests/pipe/tsan*.supp >$(SANITIZED_FREE)/supp
+	cd $(SANITIZED_FREE) && PYTHON_GIL=0 PYTHONPATH="src:$$(echo ../venv/lib/python3.*t/site-packages)" \
+		REDISLOCK_FAST_IMPLEMENTATION=compiled TSAN_OPTIONS="die_after_fork=0:suppressions=supp:log_path=report" \
+		setarch -R ../sanitized -W ignore::ResourceWarning -m pytest -q -W ignore::ResourceWarning --timeout=600 \
+		-k "compiled and not ($(MEASURING) or test_a_bulk_leaves)" tests/pipe/test_threads*.py tests/pipe/test_many.py; \
+		status=$$?; cat report.* 2>/dev/null; test -z "$$(ls report.* 2>/dev/null)" && exit $$status
 
 # For so many seconds. libFuzzer's counters are Clang's; the fuzzer comes with PyPI's atheris.
 FUZZ_S := 120
