@@ -11,6 +11,7 @@ import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -246,16 +247,17 @@ def interrupt(
         yield send
 
 
-def _interrupt_once_sent(peer: Peer, interrupt: Callable[[], None]) -> threading.Timer:
+def _interrupt_once_sent(peer: Peer, interrupt: Callable[[], None]) -> threading.Thread:
     """Send the interrupt soon, and not before the main thread's request has left: it waits for the reply then."""
 
     def read_and_interrupt() -> None:
         peer.read()
+        time.sleep(0.1)  # the core's thread is in the TLS object as it sends, where an interrupt breaks the connection
         interrupt()
 
-    timer = threading.Timer(0.05, read_and_interrupt)
-    timer.start()
-    return timer
+    thread = threading.Thread(target=read_and_interrupt)
+    thread.start()
+    return thread
 
 
 def test_a_signal_handler_that_raises_ends_the_wait_of_the_reader(
