@@ -232,7 +232,9 @@ def test_each_leader_is_observed_and_terms_rise(stand: Stand, callers: Callers, 
     for count in range(1, 4):
         until_observed(count)
         until_queued(valkey_client, "beat", 1)
-        callers.run(both[(count - 1) % 2].election.resign)
+        leader = both[(count - 1) % 2]
+        leader.until_leads((count + 1) // 2)  # it may be observed before it knows itself
+        callers.run(leader.election.resign)
     until_observed(4)
     assert [leader.value for leader in seen] == ["a", "b", "a", "b"]
     assert [leader.term for leader in seen] == sorted({leader.term for leader in seen})
