@@ -32,7 +32,10 @@ class LoopCleanup(Cleanup["LoopServerTransport"]):
         cleaner: the task that cleans up; None before there was one, and where it is not to go on.
     """
 
-    cleaner: asyncio.Task[None] | None = None
+    def __init__(self, server: LoopServerTransport) -> None:
+        super().__init__(server)
+        self._loop, self._end = server.loop, server.end  # a dropped task may end after the server
+        self.cleaner: asyncio.Task[None] | None = None
 
     async def clean_up_some(self) -> bool:
         """Clean up the oldest entries. Returns False when the server could not be asked."""
@@ -50,7 +53,7 @@ class LoopCleanup(Cleanup["LoopServerTransport"]):
         gone = set(entries)
         self.pending[:] = [*(entry for entry in self.pending if entry not in gone), *postponed]
         if postponed or not self.pending:
-            self.server.end.kept.pop(self.server, None)
+            self._end.kept.pop(self.server, None)
         return not postponed
 
     def cleaning_up(self) -> asyncio.Task[None] | None:
@@ -64,7 +67,7 @@ class LoopCleanup(Cleanup["LoopServerTransport"]):
         server = self.server
         if self.cleaner is None or self.cleaner.done():
             # The task keeps no server transport alive, except for its first attempt.
-            self.server.end.kept[server] = server.owner()
+            self._end.kept[server] = server.owner()
             self.cleaner = cleaner = server.start(_clean_up_in_background(self._server))
             cleaner.add_done_callback(partial(_clean_up_again, self._server))
         return True
@@ -84,8 +87,8 @@ class LoopCleanup(Cleanup["LoopServerTransport"]):
                 Pipeline([LeaveQueue(key, token) for key, token in returning]), attempts.left_s(), []
             )
         except GeneratorExit:  # the task was dropped: see `tidy_failed`
-            if not self.server.loop.is_closed():
-                self.server.loop.call_soon_threadsafe(self.server.clean_up, returning)
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self.server.clean_up, returning)
             raise
         except BaseException:
             self.server.clean_up(returning)
@@ -93,14 +96,14 @@ class LoopCleanup(Cleanup["LoopServerTransport"]):
         if self.pending:
             self.start()
         else:
-            self.server.end.kept.pop(self.server, None)
+            self._end.kept.pop(self.server, None)
 
     def tidy_failed(self, operation: Operation, unanswered: list[AsyncConnection], error: BaseException) -> None:
         """`tidy` for an operation that ends with an error, in the loop's thread."""
         if not isinstance(error, GeneratorExit):
             self.tidy(operation, unanswered, failed=True)
-        elif not self.server.loop.is_closed():  # the task was dropped: the garbage collector closes it, in any thread
-            self.server.loop.call_soon_threadsafe(self.server.call, self.tidy, operation, unanswered, True)
+        elif not self._loop.is_closed():  # the task was dropped: the garbage collector closes it, in any thread
+            self._loop.call_soon_threadsafe(self.server.call, self.tidy, operation, unanswered, True)
 
 
 async def _clean_up_in_background(server_ref: weakref.ref[LoopServerTransport]) -> None:
