@@ -61,6 +61,11 @@ def let_first_requests_settle(lock: Any) -> None:
     lock._is_direct = lock._options is None or lock._options.need_reply_alone
 
 
+def local_waiters(holder: Any) -> int:
+    """How many locks of this process wait for the key of this one, which lingers, without asking the server."""
+    return len(holder._cached.waiters)
+
+
 def clean_up(client: Any, entries: CleanupEntries) -> None:
     """Delete these locks in the background, where they still have these tokens."""
     (thread_driver if _is_for_threads(client) else loop_driver).transport_of(client).clean_up(entries)

@@ -19,6 +19,7 @@ from tests.conftest import Connect
 from tests.integration.holding.test_watching import FailureWatcher
 from tests.support.helpers import PATIENCE_S, pause, wait_until
 from tests.support.holding import Holders
+from tests.support.transports import local_waiters
 from tests.support.waiting import FAR_S, queued, until_queued
 
 LINGERS: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S, "linger": FAR_S}
@@ -133,7 +134,7 @@ def test_local_waiters_get_the_key_in_order_and_without_a_request(
     answers = []
     for other in others:
         answers.append(other.acquire())
-        pause()
+        wait_until(lambda: local_waiters(first.lock) == len(answers), "it waits")
     first.release()
     for other, answer in zip(others, answers, strict=True):
         assert answer.result(PATIENCE_S) is True
