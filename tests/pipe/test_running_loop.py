@@ -55,12 +55,15 @@ async def test_other_threads_are_not_told_of_it(async_valkey_client: redis.async
 
 def run_within(loop_kind: str, scenario: Coroutine[Any, Any, Any]) -> Any:
     """Run a loop within a step of the running one, as `nest_asyncio` and notebooks do."""
-    outer = asyncio.get_running_loop()
+    outer, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    asyncio._leave_task(outer, task)  # CPython 3.14 runs no task within another one
     asyncio._set_running_loop(None)
     try:
         return run_in_loop(loop_kind, scenario)
     finally:
         asyncio._set_running_loop(outer)
+        asyncio._enter_task(outer, task)
 
 
 async def hold_once(client: redis.asyncio.Redis) -> list[bool]:
