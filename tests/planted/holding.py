@@ -34,6 +34,13 @@ FAULTS = (
         ),
     ),
     Fault(
+        "lock without the GIL stays held until the garbage collector runs",
+        "_lease/holding.py",
+        "lock() if LOCALS_WAIT else None",
+        "None",
+        "tests/integration/holding/test_renewers.py::test_a_dropped_lock_is_released_whose_owner_outlives_it",
+    ),
+    Fault(
         "ttl is rounded down",
         "_util/times.py",
         "else math.ceil(exact_ms)",
@@ -165,7 +172,7 @@ FAULTS = (
     Fault(
         "lock that no renewer has seen is not released when it is dropped",
         "_lease/holding.py",
-        "            renewer.drop(held[0], held[1], held[:2])",
+        "            self.renewer.drop(held[0], held[1], held[:2])",
         "            pass",
         "tests/integration/holding/test_by_reply.py::test_dropped_lock_is_released[threads]",
     ),

@@ -61,6 +61,11 @@ def let_first_requests_settle(lock: Any) -> None:
     lock._is_direct = lock._options is None or lock._options.need_reply_alone
 
 
+def let_owners_outlive_their_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have locks expect that owners end later than they do, as on CPython 3.14 without the GIL."""
+    monkeypatch.setattr("redislock_fast._lease.holding.LOCALS_WAIT", True)
+
+
 def local_waiters(holder: Any) -> int:
     """How many locks of this process wait for the key of this one, which lingers, without asking the server."""
     return len(holder._cached.waiters)

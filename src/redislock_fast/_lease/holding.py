@@ -23,6 +23,13 @@ Held: TypeAlias = "tuple[bytes, bytes, int | None, float | None, Options, float]
 """The arguments of a `Lease` but its lock: key, token, ttl_ms, expires_at, options and acquired_at."""
 
 
+LOCALS_WAIT = sys.version_info >= (3, 14) and "t" in getattr(sys, "abiflags", "")
+"""Whether a `threading.local`, and so the owners of threads, ends no sooner than the garbage collector runs.
+
+CPython 3.14 without the GIL defers the count of references to it: https://github.com/python/cpython/issues/128691
+"""
+
+
 class _Renewer(Protocol):
     """The renewer, as far as a holding needs it."""
 
@@ -33,7 +40,8 @@ class _Renewer(Protocol):
 class Holding:
     """What an owner holds on options.
 
-    The owner alone refers to it, so it ends with the lock object or the thread: then the lock is released.
+    The owner alone refers to it, so it ends with the lock object or the thread: then the lock is released. Where the
+    owner may outlive the lock object, a reference to that ends it.
 
     An acquire that is complete with its reply sets `held`, and the lease is made of that when something needs it. An
     acquire that takes more steps has made its lease already, and sets that alone (`set`), as all callers do that share
@@ -59,10 +67,9 @@ class Holding:
         counted: what counts the lock as held, or has counted it last; None: nothing has.
     """
 
-    __slots__ = ("__weakref__", "_pid", "counted", "held", "lease", "listed_ms", "lock", "over", "renewer")
+    __slots__ = ("__weakref__", "_pid", "_watch", "counted", "held", "lease", "listed_ms", "lock", "over", "renewer")
 
     def __init__(self, lock: weakref.ref[Any]) -> None:
-        self.lock = lock
         self.held: Held | None = None
         self.over = False
         self.lease: Lease | None = None
@@ -70,6 +77,21 @@ class Holding:
         self.renewer: _Renewer | None = None
         self.counted: Counted | None = None
         self._pid = os.getpid()
+        self.belong_to(lock)
+
+    def belong_to(self, lock: weakref.ref[Any]) -> None:
+        """Be what this lock object holds, from now on."""
+        self.lock = lock
+        target = lock() if LOCALS_WAIT else None
+        if target is not None:
+            mine = weakref.ref(self)
+
+            def end(_: object) -> None:
+                holding = mine()
+                if holding is not None and not sys.is_finalizing():
+                    holding._end()  # noqa: SLF001  # of this very class
+
+            self._watch = weakref.ref(target, end)
 
     def lease_for_owner(self) -> Lease | None:
         """The lease of what is held, for its owner; None where nothing is held."""
@@ -133,15 +155,25 @@ class Holding:
             self.lease = lease
             self.listed_ms = 0
 
-    def __del__(self, getpid: Any = os.getpid, is_finalizing: Any = sys.is_finalizing) -> None:
-        # Where the renewer has a record of the lease, that ends with the lease. A forked child drops what
-        # its parent holds. At the end of the interpreter, globals are None.
-        if getattr(self, "_pid", None) != getpid() or is_finalizing():  # an interrupted `__init__` may not have set it
+    def _end(self) -> None:
+        """Release what is held: the lock object, or its thread, has ended. A forked child drops what its parent holds.
+
+        A finalizer may interrupt a thread that has `mutex`. Without it, the renewer may drop the lock as well.
+        """
+        if self._pid != os.getpid():
             return
-        held, lease, renewer = self.held, self.lease, self.renewer
-        if self.counted is not None:
-            report_end_later(self.counted)
-        if held is None or renewer is None or self.over:
-            return
-        if lease is None or not (lease.record is not None or lease.over or lease.loss is not None):
-            renewer.drop(held[0], held[1], held[:2])
+        held, counted, was_over = self.held, self.counted, self.over
+        self.over = True
+        lease = self.lease
+        self.held = self.lease = self.counted = None
+        if counted is not None:
+            report_end_later(counted)
+        # Where the renewer has a record of the lease, that ends with the lease.
+        is_known = lease is not None and (lease.record is not None or lease.over or lease.loss is not None)
+        if held is not None and self.renewer is not None and not (was_over or is_known):
+            self.renewer.drop(held[0], held[1], held[:2])
+
+    def __del__(self, is_finalizing: Any = sys.is_finalizing) -> None:
+        # An interrupted `__init__` may not have set all. At the end of the interpreter, globals are None.
+        if hasattr(self, "lock") and not is_finalizing():
+            self._end()

@@ -264,7 +264,7 @@ def hold_on_options(
     owner.expiry = expiry
     owner.fence = fence
     if holding.lock() is not lock:  # two lock objects may have one owner
-        holding.lock = weakref.ref(lock)
+        holding.belong_to(weakref.ref(lock))
     holding.over = False
     reports = options.reports_of(lock._name) if options.observers else None
     if reports is not None:

@@ -27,7 +27,7 @@ from tests.conftest import Connect
 from tests.support.async_helpers import in_loop
 from tests.support.forks import InFork
 from tests.support.helpers import no_threads, run_script, signals_handled_by, start, wait_until
-from tests.support.transports import end_idle_renewers
+from tests.support.transports import end_idle_renewers, let_owners_outlive_their_locks
 
 _TTL_S = 1.2
 _numbers = itertools.count()
@@ -119,6 +119,20 @@ def test_a_dropped_lock_is_released_where_warnings_are_errors(client: redis.Redi
         warnings.simplefilter("error", ResourceWarning)
         del lock
         wait_until(lambda: not client.exists("name"), "the lock is released")
+
+
+def test_a_dropped_lock_is_released_whose_owner_outlives_it(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_owners_outlive_their_locks(monkeypatch)
+    locks = [_renewed(client, f"name {number}", timeout=30) for number in range(2)]
+    owners = [lock.local for lock in locks]
+    assert locks[1].extend(1)  # it has a lease, and the other one has none
+    with pytest.warns(ResourceWarning, match="was dropped without a release") as caught:
+        locks.clear()
+    assert ["lock 'name 0' was", "lock 'name 1' was"] == sorted(str(one.message)[:17] for one in caught)
+    wait_until(lambda: not client.keys("name *"), "they are released")
+    del owners
 
 
 @pytest.mark.slow
