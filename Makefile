@@ -110,7 +110,7 @@ torture-short: $(VENV)/installed
 # What a test leaves in a cycle is found later there, and finalized in another order: sockets that objects of the test
 # would have closed are reported as unclosed. hiredis does not say that it can do without the GIL, and would turn it on.
 FREE := build/free-threaded
-ON_FREE := cd $(FREE)/tree && PYTHON_GIL=0 REDISLOCK_FAST_IMPLEMENTATION=compiled \
+ON_FREE := cd $(FREE)/tree && PYTHON_GIL=0 PYTHON_CONTEXT_AWARE_WARNINGS=0 REDISLOCK_FAST_IMPLEMENTATION=compiled \
 	../venv/bin/python -W ignore::ResourceWarning -m pytest -q -W ignore::ResourceWarning
 test-free-threaded:
 	.ci/free-threaded $(FREE)
