@@ -161,7 +161,6 @@ def test_an_expired_lock_is_not_released(holders: Holders, valkey: Server, conne
         lock.release()
     wait_until(lambda: connect(valkey.port).exists("name") == 0, "the key is given up")
     assert lock.call("acquire", blocking_timeout=PATIENCE_S) is True
-    lock.release()
 
 
 def test_a_key_that_would_not_outlive_the_timeout_is_confirmed(
