@@ -21,8 +21,7 @@ from redis.backoff import ConstantBackoff, NoBackoff
 
 import redislock_fast.asyncio.lock
 from redislock_fast._transport.loop import driver
-from redislock_fast._util import times
-from tests.support.helpers import PATIENCE_S, FakeTime
+from tests.support.helpers import PATIENCE_S, FakeTime, replace_clock
 
 AsyncLockClass = type[redis.asyncio.lock.Lock]
 
@@ -177,7 +176,7 @@ class FakeAsyncio:
     def replace_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Have our locks for tasks sleep by this, and their deadlines be read from its clock."""
         monkeypatch.setattr(driver, "asyncio", self)
-        monkeypatch.setattr(times, "clock", self._clock.monotonic)
+        replace_clock(monkeypatch, self._clock.monotonic)
 
     async def sleep(self, seconds: float) -> None:
         """Move the clock."""

@@ -30,7 +30,9 @@ from redis.retry import Retry
 import redislock_fast
 import redislock_fast.lock
 from redislock_fast._protocol.capabilities import HELLO, PROBE, Capabilities
+from redislock_fast._transport.loop import server as loop_server
 from redislock_fast._transport.threads import driver
+from redislock_fast._transport.threads import server as thread_server
 from redislock_fast._util import times
 from redislock_fast.server import Server
 
@@ -65,6 +67,12 @@ EXTEND_COMMANDS = ("SET", "EVALSHA", "EVAL")
 """The commands by which an extend or a reacquire may be sent."""
 
 
+def replace_clock(monkeypatch: pytest.MonkeyPatch, clock: Callable[[], float]) -> None:
+    """Have the deadlines of acquires, and the times of their first requests, be read from this clock."""
+    for module in (times, thread_server, loop_server):
+        monkeypatch.setattr(module, "clock", clock)
+
+
 class FakeTime:
     """In place of `mod_time` in redis-py's lock, or `time` in our driver: sleeping moves the clock and takes no time.
 
@@ -81,12 +89,12 @@ class FakeTime:
     def replace_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Have our locks for threads sleep by this, and their deadlines be read from its clock."""
         monkeypatch.setattr(driver, "time", self)
-        monkeypatch.setattr(times, "clock", self.monotonic)
+        replace_clock(monkeypatch, self.monotonic)
 
     @staticmethod
     def restore_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         """Have deadlines be read from the real clock again."""
-        monkeypatch.setattr(times, "clock", _REAL_CLOCK)
+        replace_clock(monkeypatch, _REAL_CLOCK)
 
     def monotonic(self) -> float:
         """The fake clock."""

@@ -187,7 +187,7 @@ def new_call(
     call.kind = lock._attempt_kind
     call.ttl_ms = lock._ttl_ms
     if wait_s is not None:
-        call.wait_s, call.limit, call.sleep_s = wait_s, Limit(wait_s), sleep_s
+        call.wait_s, call.sleep_s = wait_s, sleep_s
     call.waits = waits
     call.joins = waits and before is None and lock._wait == "push"
     return call
@@ -333,7 +333,7 @@ def acquire_plain(lock: LockBase, call: Call) -> Steps:
 
 
 def set_limit(lock: LockBase, call: Call) -> None:
-    """Set the times of an acquire whose steps begin now; its deadline, unless that is set.
+    """Set the times of an acquire whose steps begin now, or have begun with its first request.
 
     Raises:
         TypeError: for a parameter of the wrong kind.
@@ -342,7 +342,7 @@ def set_limit(lock: LockBase, call: Call) -> None:
     wait_s = lock.blocking_timeout if call.blocking_timeout is None else call.blocking_timeout
     call.wait_s = None if wait_s is None else wait_seconds(wait_s, "blocking_timeout")
     if call.limit is None:
-        call.limit = Limit(call.wait_s)
+        call.limit = Limit(call.wait_s, call.sent_at)
     call.sleep_s = poll_seconds(lock.sleep if call.sleep is None else call.sleep)
     call.waits = blocks(lock.blocking if call.blocking is None else call.blocking) and call.deadline.waits
 

@@ -77,7 +77,8 @@ class Limit:
     """The one deadline of an acquire, for all its steps. It belongs to the thread or task that acquires.
 
     Args:
-        wait_s: how long to wait at most, in seconds, from now on; 0 or less for one attempt; None: forever.
+        wait_s: how long to wait at most, in seconds; 0 or less for one attempt; None: forever.
+        since: when the acquire has begun, in the clock's seconds; 0: now.
 
     Attributes:
         deadline: when the time is up, in the clock's seconds; None: never.
@@ -90,9 +91,9 @@ class Limit:
     long_s: ClassVar[float | None] = 5.0
     """After how many seconds a wait is long; None: never."""
 
-    def __init__(self, wait_s: float | None) -> None:
+    def __init__(self, wait_s: float | None, since: float = 0.0) -> None:
         self.wait_s = wait_s
-        self.deadline = None if wait_s is None else clock() + max(wait_s, 0.0)
+        self.deadline = None if wait_s is None else (since or clock()) + max(wait_s, 0.0)
         self.refused = False
         self.wakes_at = self.deadline
         self._waits_since: float | None = None
