@@ -13,7 +13,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.metrics import Counted, Reports, next_serial, report_end_later
+from redislock_fast._lease.metrics import Counted, report_end_later
 from redislock_fast._lease.prolonging import mutex
 
 if TYPE_CHECKING:
@@ -131,14 +131,6 @@ class Holding:
         if lease.options.observers:
             lease.counted = self.counted
         return lease
-
-    def count(self, reports: Reports) -> None:
-        """Have observers count the lock as held."""
-        if self.counted is not None:  # an interrupt came before its end was reported
-            report_end_later(self.counted)
-        serial = next_serial()
-        self.counted = (reports, serial)
-        reports.begin(serial)
 
     def begin_release(self, token: bytes) -> bool:
         """Begin a release. Returns False where it must go by the lease, or another token is held."""

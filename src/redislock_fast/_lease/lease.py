@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from redis.exceptions import LockNotOwnedError
 
 from redislock_fast._lease.kept import KeptKey
-from redislock_fast._lease.metrics import Counted, Reports, end_count, next_serial, report, report_end_later
+from redislock_fast._lease.metrics import Counted, Reports, end_count, report, report_end_later
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._util.errors import LossReason
@@ -159,21 +159,19 @@ class Lease:
             report(self.options.observers, method, self.key if lock is None else lock.name, *args)
 
     def report_release(self, hold_s: float, success: bool) -> None:
-        """Report how long the lock was held, and whether it was until its release."""
+        """Report how long the lock was held, and whether it was until its release: it is not held any more."""
         if self.options.observers:
-            self._reports().released(hold_s, success)
+            reports = self._reports() if self.counted is None else self.counted[0]
+            reports.released(self, hold_s, success)
 
     def _reports(self) -> Reports:
         lock = self.lock()
         return self.options.reports_of(self.key if lock is None else lock.name)
 
-    def count(self) -> None:
-        """Have observers count the lock as held."""
+    def report_begin(self, waited_s: float | None = None, attempts: int = 1) -> None:
+        """Report that the lock is held; see `Reports.begin`."""
         if self.options.observers:
-            serial = next_serial()
-            reports = self._reports()
-            self.counted = (reports, serial)
-            reports.begin(serial)
+            self._reports().begin(self, waited_s, attempts)
 
     # ---- validity ----
 

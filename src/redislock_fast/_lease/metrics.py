@@ -257,17 +257,31 @@ class Reports:
                 else:
                     self._holdings.append(holdings)
 
-    def begin(self, serial: int) -> None:
-        """Report that the lock is held from now on; see `Observer.record_holding`."""
+    def begin(self, counting: _Counting, waited_s: float | None, attempts: int) -> None:
+        """Have observers count the lock as held, and report its acquisition.
+
+        Args:
+            counting: what is held.
+            waited_s: from the call of `acquire` until the lock was acquired, in seconds; None: it was attached.
+            attempts: the number of attempts.
+        """
+        if counting.counted is not None:  # an interrupt came before its end was reported
+            report_end_later(counting.counted)
+        serial = next_serial()
+        counting.counted = (self, serial)
         if _later:
             report_waiting()
         for holdings in self._holdings:
             try:
                 holdings.begin(serial)
+                if waited_s is not None:
+                    holdings.acquired(waited_s)
             except Exception:
                 logger.exception(_FAILED)
         if self._others:
             _call(self._others, "record_holding", (self.name, serial, True))
+            if waited_s is not None:
+                _call(self._others, "record_acquisition", (self.name, waited_s, attempts))
 
     def end(self, serial: int) -> None:
         """Report that the lock is not held any more."""
@@ -279,27 +293,24 @@ class Reports:
         if self._others:
             _call(self._others, "record_holding", (self.name, serial, False))
 
-    def acquired(self, seconds: float, attempts: int) -> None:
-        """Report an acquisition; see `Metrics.record_acquisition`."""
-        for holdings in self._holdings:
-            try:
-                holdings.acquired(seconds)
-            except Exception:
-                logger.exception(_FAILED)
-        if self._others:
-            report(self._others, "record_acquisition", self.name, seconds, attempts)
-
-    def released(self, hold_s: float, success: bool) -> None:
-        """Report a release; see `Metrics.record_release`."""
+    def released(self, counting: _Counting, hold_s: float, success: bool) -> None:
+        """Report a release, and have observers count the lock as held no more; see `Metrics.record_release`."""
         if _later:
             report_waiting()
+        counted = counting.counted
+        serial = None if counted is None else counted[1]
         for holdings in self._holdings:
             try:
+                if serial is not None:
+                    holdings.end(serial)
                 holdings.released(hold_s)
             except Exception:
                 logger.exception(_FAILED)
         if self._others:
             _call(self._others, "record_release", (self.name, hold_s, success))
+            if serial is not None:
+                _call(self._others, "record_holding", (self.name, serial, False))
+        counting.counted = None  # last: after an interrupt before, the end is reported again
 
 
 Counted: TypeAlias = tuple[Reports, int]

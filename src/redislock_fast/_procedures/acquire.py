@@ -268,7 +268,7 @@ def hold_on_options(
     holding.over = False
     reports = options.reports_of(lock._name) if options.observers else None
     if reports is not None:
-        holding.count(reports)  # before the renewer may find out a loss
+        reports.begin(holding, acquired_at - asked_at, attempts)  # before the renewer may find out a loss
     holding.held = (lock._key, token, ttl_ms, expires_at, options, acquired_at)
     owner.token = token
     if owner.forgotten_by is not None:  # else `hold` would do no more
@@ -276,10 +276,8 @@ def hold_on_options(
     if ttl_ms is not None and options.watches and (holding.listed_ms != ttl_ms or holding.renewer is not renewer):
         assert expires_at is not None
         renewer.list_holding(holding, ttl_ms, expires_at - ttl_ms / 1000)
-    if reports is not None:
-        reports.acquired(acquired_at - asked_at, attempts)
-        if options.logs_calls:
-            report_call(options, "acquired {} after", lock._name, acquired_at - asked_at, token)
+    if options.logs_calls:
+        report_call(options, "acquired {} after", lock._name, acquired_at - asked_at, token)
     return True
 
 

@@ -192,7 +192,6 @@ def report_release(lock: LeaseLock, lease: Lease, released: bool) -> None:
     if lease.options.adaptive is not None:
         lease.options.adaptive.observe(lock.name, held_s)
     lease.report_release(held_s, released)
-    end_count(lease)
     what = "released {}, held for" if released else "released {}, which was lost before, held for"
     report_call(lease.options, what, lock.name, held_s, lease.token)
 

@@ -654,10 +654,10 @@ class LockBase:
             end_lost(self, before, LossReason.DELETED)
         elif before is not None:
             self._let_go(before)
-        if asked_at is not None:
-            options.reports_of(self._name).acquired(lease.acquired_at - asked_at, pending.retries + 1)
-            report_call(options, "acquired {} after", self._name, lease.acquired_at - asked_at, token)
-        lease.count()
+        waited_s = None if asked_at is None else lease.acquired_at - asked_at
+        lease.report_begin(waited_s, pending.retries + 1)
+        if waited_s is not None:
+            report_call(options, "acquired {} after", self._name, waited_s, token)
         return lease
 
     def _lost_at_once(self) -> LockLostError:

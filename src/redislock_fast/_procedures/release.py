@@ -13,7 +13,7 @@ from redis.exceptions import LockNotOwnedError
 from redislock_fast._lease.callbacks import current_callback
 from redislock_fast._lease.holding import Held, Holding
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.metrics import end_count, report_call, report_end_later
+from redislock_fast._lease.metrics import report_call, report_end_later
 from redislock_fast._lease.owner import Owner
 from redislock_fast._pipe.base import NOT_ASKED, Args
 from redislock_fast._procedures.lease import (
@@ -115,8 +115,11 @@ def settle_release(lock: LockBase, owner: Owner, call: ReleaseCall) -> None:
         holding.held = None
     if owner.token == call.token:  # where the token is shared, another caller may have acquired meanwhile
         owner.token = None
-    if holding is not None and held is not None and held[4].observers:
-        report_end(lock, holding, held)
+    if holding is not None and held is not None and holding.counted is not None:
+        held_s = clock() - held[5]
+        holding.counted[0].released(holding, held_s, True)
+        if held[4].logs_calls:
+            report_call(held[4], "released {}, held for", lock._name, held_s, call.token)
 
 
 def release_from(
@@ -231,16 +234,6 @@ def ask_release(lock: LockBase, owner: Owner, token: bytes, sent: Release | None
         yield from lock._calling(owner, lock.do_release, token)
         return True
     return (yield from release_token(lock, token, owner))
-
-
-def report_end(lock: LockBase, holding: Holding, held: Held) -> None:
-    """Report how long the lock was held, for metrics."""
-    _, token, _, _, options, acquired_at = held
-    held_s = clock() - acquired_at
-    options.reports_of(lock._name).released(held_s, True)
-    end_count(holding)
-    if options.logs_calls:
-        report_call(options, "released {}, held for", lock._name, held_s, token)
 
 
 def end_failed_release(lock: LockBase, owner: Owner, lease: Lease | None, token: bytes, release: object) -> None:

@@ -486,9 +486,9 @@ class RedlockBase:
         owner.lease = lease = RedlockLease(self, self._keys, majority, self._ttl_ms, options, self._quorum)
         lease.task = None if task is None else weakref.ref(task)
         self._keep(lease)
-        options.reports_of(self._name).acquired(lease.acquired_at - asked_at, owner.retries + 1)
-        report_call(options, "acquired {} after", self._name, lease.acquired_at - asked_at, lease.token)
-        lease.count()
+        waited_s = lease.acquired_at - asked_at
+        lease.report_begin(waited_s, owner.retries + 1)
+        report_call(options, "acquired {} after", self._name, waited_s, lease.token)
 
     def _clean_up_unnoticed(self, owner: Owner, attempts: list[AcquireRound]) -> None:
         """Clean up after an acquire that has raised: the lock is not held.

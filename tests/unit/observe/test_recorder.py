@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import SupportsIndex
 
 import pytest
 
+from redislock_fast._lease.holding import Holding
 from redislock_fast._lease.options import Options
 from redislock_fast._observe import recorder as recorder_module
 from redislock_fast._observe.recorder import (
@@ -279,12 +281,11 @@ def test_a_name_without_label_is_asked_for_again_and_the_lock_goes_on(caplog: py
 
     options, values = Options(), Values()
     options.observers = (Recorder(values, template),)
-    for serial in (1, 2):
+    holding = Holding(weakref.ref(values))  # in the place of a lock, of which it takes nothing
+    for _ in range(2):
         reports = options.reports_of("a")
-        reports.begin(serial)
-        reports.acquired(1.0, 1)
-        reports.released(1.0, True)
-        reports.end(serial)
+        reports.begin(holding, 1.0, 1)
+        reports.released(holding, 1.0, True)
     assert values.labels == [("a", "lock", "acquired"), ("a", "lock")]
     assert [record.message for record in caplog.records] == ["metrics failed."]
 
