@@ -16,7 +16,6 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +34,7 @@ import redislock_fast.asyncio
 from redislock_fast._pipe.base import Args, ConnectionBroken, NoReply, Pipe
 from tests.support.async_helpers import eventually, run_in_loop
 from tests.support.async_peer import PIPES, MakePipe, connected, within
-from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.pipes import FOREVER, PAIRS, Peer
 
 LOST = "lost"
@@ -190,16 +189,14 @@ class ThreadCallers:
 
     def __init__(self, make_pair: Callable[[], tuple[Pipe, Peer]]) -> None:
         self._pipe, self._peer = make_pair()
-        self._threads = ThreadPoolExecutor(8)
 
     def play(self, story: list[MajorityRound]) -> None:
         is_over = False
         try:
             for round_ in story:
                 posted: list[list[object]] = [[] for _ in round_.calls]
-                futures = [
-                    self._threads.submit(self._do, call, replies)
-                    for call, replies in zip(round_.calls, posted, strict=True)
+                futures = [  # a ThreadPoolExecutor may leave a call for a thread that waits in another one
+                    start(partial(self._do, call, replies)) for call, replies in zip(round_.calls, posted, strict=True)
                 ]
                 requests: list[list[bytes]] = []
                 if not is_over:
@@ -218,7 +215,6 @@ class ThreadCallers:
         finally:
             self._peer.sock.close()
             self._pipe.close()
-            self._threads.shutdown()
 
     def _do(self, call: Call, posted: list[object]) -> object:
         try:

@@ -160,6 +160,11 @@ def test_first_page_of_the_site_has_the_code_and_the_figures_of_the_readme() -> 
     assert "(https://github.com/redislock-fast/redislock_fast)" in first
 
 
+def test_page_says_of_free_threading_what_the_classifier_says() -> None:
+    (status,) = re.findall(r"Free Threading :: \d - (\w+)", (_ROOT / "pyproject.toml").read_text())
+    assert f"supported as {status.lower()}" in (_ROOT / "docs/reference/connections.md").read_text()
+
+
 def test_each_public_name_is_described_once() -> None:
     pages = [path.read_text(encoding="utf-8") for path in (_ROOT / "docs" / "reference" / "api").glob("*.md")]
     described = [
