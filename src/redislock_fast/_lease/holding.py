@@ -150,7 +150,8 @@ class Holding:
     def _end(self) -> None:
         """Release what is held: the lock object, or its thread, has ended. A forked child drops what its parent holds.
 
-        A finalizer may interrupt a thread that has `mutex`. Without it, the renewer may drop the lock as well.
+        It takes no `mutex`, which the thread that a finalizer interrupts may have. So the renewer may drop the lock at
+        the same time; then it is warned of twice.
         """
         if self._pid != os.getpid():
             return

@@ -266,9 +266,8 @@ def hold_on_options(
     if holding.lock() is not lock:  # two lock objects may have one owner
         holding.belong_to(weakref.ref(lock))
     holding.over = False
-    reports = options.reports_of(lock._name) if options.observers else None
-    if reports is not None:
-        reports.begin(holding, acquired_at - asked_at, attempts)  # before the renewer may find out a loss
+    if options.observers:  # before the renewer may find out a loss
+        options.reports_of(lock._name).begin(holding, acquired_at - asked_at, attempts)
     holding.held = (lock._key, token, ttl_ms, expires_at, options, acquired_at)
     owner.token = token
     if owner.forgotten_by is not None:  # else `hold` would do no more
