@@ -242,15 +242,15 @@ FAULTS = (
     Fault(
         "lock that an acquire found by its own token is cleaned up when the acquire fails",
         "_procedures/acquire.py",
-        "return [(lock._key, token)] if own_token is None or took else []",
+        "return [(lock._key, token)] if call.own_token is None or took else []",
         "return [(lock._key, token)]",
         f"{_BY_TOKEN}test_acquire_that_fails_after_it_found_the_lock_leaves_it[threads-valkey]",
     ),
     Fault(
         "lock that an acquire took with its own token stays when the acquire fails",
         "_procedures/acquire.py",
-        "return [(lock._key, token)] if own_token is None or took else []",
-        "return [(lock._key, token)] if own_token is None else []",
+        "return [(lock._key, token)] if call.own_token is None or took else []",
+        "return [(lock._key, token)] if call.own_token is None else []",
         f"{_BY_TOKEN}test_acquire_that_fails_after_it_took_the_lock_gives_it_back[threads-valkey]",
     ),
 )

@@ -275,7 +275,7 @@ FAULTS = (
     Fault(
         "acquire that is not completed keeps the key",
         "_procedures/acquire.py",
-        "        call.left += drop_failed(lock, owner, pending, before, token)\n        report_failure(",
+        "        call.left += drop_failed(lock, call, owner, before)\n        report_failure(",
         "        report_failure(",
         "tests/integration/lock/test_replication.py::test_too_few_raise_and_the_lock_is_given_back[valkey-threads]",
     ),

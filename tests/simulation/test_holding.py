@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redislock_fast._lease.lease import Lease
-from redislock_fast._procedures import acquire, loss
+from redislock_fast._procedures import loss
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._protocol.commands import Acquire, Reacquire, ReadHolder
 from redislock_fast._renewal.loop import LoopRenewer
@@ -79,9 +79,9 @@ def _believe_the_holder(self: Lease, local: Any, new_ttl_ms: int | None) -> Iter
         self.busy -= 1
 
 
-def _count_from_the_reply(attempt: Acquire, local: Any) -> None:
+def _count_from_the_reply(attempt: Acquire) -> tuple[bytes, float]:
     """The lease counts from the moment at which the reply is read."""
-    local.expiry = (attempt.token, vars(loss)["clock"]() + (attempt.ttl_ms or 0) / 1000)
+    return attempt.token, vars(loss)["clock"]() + (attempt.ttl_ms or 0) / 1000
 
 
 def _add_before_its_time(self: Schedule, record: Record, due_at: float, interval_s: float) -> bool:
@@ -151,7 +151,7 @@ def _renew_for_ever(self: Lease, now: float) -> int | None:
         (Lease, "prolonged_by_hand", _believe_the_holder, "rough", "left, and it ends|the key does not say so"),
         (Lease, "due_at", _renew_at_the_end, "calm", "could be renewed"),
         (Lease, "renewal_ms", _renew_for_ever, "calm", "longer than it wants"),
-        (acquire, "note_lease", _count_from_the_reply, "rough", "left, and it ends"),
+        (Acquire, "expiry", property(_count_from_the_reply), "rough", "left, and it ends"),
         (Schedule, "add", _add_before_its_time, "calm", "forever"),
         (LoopRenewer, "_clean_up", _never_undo, "calm", "has done with it"),
         (loss, "lose", _lose_in_silence, "faults", "is not told|forever"),

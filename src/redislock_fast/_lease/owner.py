@@ -28,7 +28,6 @@ from redislock_fast._util.tokens import CONTENDED_FLAG, is_ours, without_flag
 if TYPE_CHECKING:
     from redislock_fast._lease.kept import KeptKey
     from redislock_fast._lease.lease import Lease
-    from redislock_fast._util.times import Limit
 
 
 def current_task() -> asyncio.Task[Any] | None:
@@ -39,7 +38,8 @@ def current_task() -> asyncio.Task[Any] | None:
         return None
 
 
-_NEVER: tuple[bytes | None, float | None] = (None, None)
+NEVER: tuple[bytes | None, float | None] = (None, None)
+"""The expiry of no token."""
 
 
 class Owner:
@@ -48,27 +48,22 @@ class Owner:
     Attributes:
         token: the held lock's token; None where the lock is not held.
         expiry: a token, and until when its lease is certainly valid in the clock's seconds; None if it does not expire.
-        attempt: the last acquire; where the owner is shared, it may be another caller's.
-        own_token: the token that the caller of `acquire` passed, where `do_acquire` is overridden.
         releasing: the token of a release of unknown outcome that was sent while the lease was valid.
         left: the token of a release that goes on in the background, after its caller was cancelled.
         contended: the token of a lock whose release looks for waiters first: its value is known to have the contended
             flag, or cannot have it.
-        retries: how often the last acquire polled again.
         prolongings: the requests under way that prolong the lease; None before the first one.
         booked: `expiry` as these requests have left it.
         fence: the fencing token, where the lock has one.
         holding: what is held on options; None before the first acquire that was.
         extra: what a wing keeps for the owner, since its first operation. It has `ends_at`, which counts instead of
             `expiry`: when the lease of the token ends, in the clock's seconds; None: never, or that is not known.
-        limit: the deadline of the acquire under way, where an overridden `do_acquire` makes its attempts.
         cached: the cached key of a lock with `linger`, whose local lock the owner has.
         forgotten_by: the dict from which a task's owner was removed; an acquire that then succeeds calls `hold`.
     """
 
     __slots__ = (
         "__weakref__",
-        "attempt",
         "booked",
         "cached",
         "contended",
@@ -78,11 +73,8 @@ class Owner:
         "forgotten_by",
         "holding",
         "left",
-        "limit",
-        "own_token",
         "prolongings",
         "releasing",
-        "retries",
         "token",
     )
 
@@ -91,19 +83,15 @@ class Owner:
 
     def __init__(self) -> None:
         self.token: bytes | None = None
-        self.expiry: tuple[bytes | None, float | None] = _NEVER
-        self.attempt: commands.Acquire | None = None
+        self.expiry: tuple[bytes | None, float | None] = NEVER
         self.releasing: bytes | None = None
         self.left: bytes | None = None
         self.contended: bytes | None = None
-        self.own_token: bytes | None = None
-        self.retries: int = 0
         self.prolongings: Prolongings | None = None
         self.booked: tuple[bytes | None, float | None] | None = None
         self.fence: int | None = None
         self.holding: Holding | None = None
         self.extra: Any = None
-        self.limit: Limit | None = None
         self.cached: KeptKey | None = None
         self.forgotten_by: dict[Any, Any] | None = None
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,7 +26,7 @@ from redislock_fast._lease.callbacks import current_callback
 from redislock_fast._lease.holding import Holding
 from redislock_fast._lease.metrics import Wait, end_count, report, report_call, waiting_of
 from redislock_fast._lease.options import Options
-from redislock_fast._lease.owner import Owner, PendingOwner
+from redislock_fast._lease.owner import NEVER, Owner, PendingOwner
 from redislock_fast._pipe.base import NOT_ASKED, Args
 from redislock_fast._procedures.lease import forget_lease, reenter, report_failure, would_wait_for_itself
 from redislock_fast._procedures.lock import Backoff, LockBase, hooks_of
@@ -81,6 +82,8 @@ class Call(FirstRequest):
         token: the token of the attempts; None before the first one is drawn.
         is_contended: whether others were known to wait, so that the first request was not sent.
         attempt: the last attempt.
+        retries: how often the acquire polled again.
+        hook_expiry: the lease that an attempt within an overridden `do_acquire` has got, as `Owner.expiry`.
         is_refused: whether the reply to the first request has said that the lock is another's.
         is_kept: whether the key that was granted is noted in the cache of keys, which gives it back.
         ticket: the token with which the caller waits, or has waited, in the lock's queue; None where it has not.
@@ -106,6 +109,8 @@ class Call(FirstRequest):
     token: bytes | None = None
     is_contended: bool = False
     attempt: Acquire | None = None
+    retries: int = 0
+    hook_expiry: tuple[bytes | None, float | None] = NEVER
     is_refused: bool = False
     is_kept: bool = False
     ticket: bytes | None = None
@@ -396,30 +401,21 @@ def key_ttl_ms(lock: LockBase, linger_ms: int | None) -> int | None:
     return lock._ttl_ms if linger_ms is None or lock._ttl_ms is None else lock._ttl_ms + linger_ms
 
 
-def new_attempt(lock: LockBase, token: bytes, own: bool, owner: Owner, linger_ms: int | None = None) -> Acquire:
-    """Make the next attempt and note it for hooks and fences; `own`: its token is the caller's own."""
+def new_attempt(lock: LockBase, token: bytes, own: bool, linger_ms: int | None = None) -> Acquire:
+    """Make the next attempt; `own`: its token is the caller's own."""
     kind = lock._own_kind if own else lock._attempt_kind
-    owner.attempt = attempt = kind(lock._key, token, key_ttl_ms(lock, linger_ms))
-    return attempt
-
-
-def note_lease(attempt: Acquire, owner: Owner) -> None:
-    """Note the lease that the attempt has got."""
-    ttl_ms = attempt.ttl_ms
-    owner.expiry = (attempt.token, None if ttl_ms is None else attempt.sent_at + ttl_ms / 1000)
+    return kind(lock._key, token, key_ttl_ms(lock, linger_ms))
 
 
 def make_attempt(lock: LockBase, call: Call) -> Steps:
     """Make one attempt. Returns whether the lock is held."""
     owner, attempt = call.owner, call.attempt
-    if attempt is not None and attempt.first_outcome is not None:
-        owner.attempt = attempt
-    else:
+    if attempt is None or attempt.first_outcome is None:
         assert call.token is not None
-        attempt = call.attempt = new_attempt(lock, call.token, call.own_token is not None, owner, call.linger_ms)
+        attempt = call.attempt = new_attempt(lock, call.token, call.own_token is not None, call.linger_ms)
     yield Do("execute", attempt, call.deadline.left_s())
     if attempt.result:
-        note_lease(attempt, owner)
+        owner.expiry = attempt.expiry
         if not is_ours(attempt.token):
             owner.contended = call.token
         owner.hold(call.token)
@@ -428,12 +424,16 @@ def make_attempt(lock: LockBase, call: Call) -> Steps:
 
 def attempt_for_caller(lock: LockBase, token: Any) -> Steps:
     """Make one attempt for a caller of `do_acquire`. Returns whether the lock is held."""
-    owner = lock._acting() or lock._mine()
+    call: Call | None = lock._acting_call()
     token = lock._encoded(token)
-    attempt = new_attempt(lock, token, token is owner.own_token, owner)
-    yield Do("execute", attempt, None if owner.limit is None else owner.limit.left_s())
-    if attempt.result:
-        note_lease(attempt, owner)
+    attempt = new_attempt(lock, token, call is not None and call.own_token is not None and token is call.token)
+    if call is not None:
+        call.attempt = attempt
+    yield Do("execute", attempt, None if call is None else call.deadline.left_s())
+    if attempt.result and call is not None:
+        call.hook_expiry = attempt.expiry
+    elif attempt.result:
+        lock._mine().expiry = attempt.expiry
     return attempt.result
 
 
@@ -466,20 +466,21 @@ def refuse_to_wait_for_itself(lock: LockBase, owner: Owner, attempt: Acquire | N
 # ---- polling ----
 
 
-def poll(lock: LockBase, call: Call, pending: PendingOwner | None = None, wait: Wait | None = None) -> Steps:
+def poll(
+    lock: LockBase, call: Call, attempt: Callable[[LockBase, Call], Steps] = make_attempt, wait: Wait | None = None
+) -> Steps:
     """Pause and attempt, again and again. Returns whether the lock is held.
 
-    An overridden `do_acquire` notes its attempts in `pending`, which is None for attempts without a hook. `wait` is
-    the wait that goes on; None: it begins.
+    `wait` is the wait that goes on; None: it begins.
     """
     begins = waiting_of(lock._options, lock._name, "polling", call.token) if wait is None else nullcontext(wait)
     with begins as polls:
         if polls is not None:
             polls.mode = "polling" if lock._transport.sends_wait else "client"
-        return (yield from poll_on(lock, call, pending))
+        return (yield from poll_on(lock, call, attempt))
 
 
-def poll_on(lock: LockBase, call: Call, pending: PendingOwner | None) -> Steps:
+def poll_on(lock: LockBase, call: Call, attempt: Callable[[LockBase, Call], Steps]) -> Steps:
     backoff = Backoff(lock._wait, call.sleep_s)
     call.deadline.begin_wait()
     while True:
@@ -488,35 +489,28 @@ def poll_on(lock: LockBase, call: Call, pending: PendingOwner | None) -> Steps:
         if not call.deadline.allows(pause_s):
             return False
         yield Do("sleep", pause_s)
-        call.owner.retries += 1
-        attempting = make_attempt(lock, call) if pending is None else attempt_by_hook(lock, call, pending)
-        if (yield from attempting):
+        call.retries += 1
+        if (yield from attempt(lock, call)):
             return True
         note_failure(lock, call, True)
 
 
 def poll_by_hook(lock: LockBase, call: Call) -> Steps:
     """Call an overridden `do_acquire` until it has the lock. Returns whether the lock is held."""
-    pending = PendingOwner(call.owner)
-    pending.limit = call.deadline
-    pending.own_token = None if call.own_token is None else call.token
-    if (yield from attempt_by_hook(lock, call, pending)):
+    if (yield from attempt_by_hook(lock, call)):
         return True
     if not call.waits:
         return False
     note_failure(lock, call, True)
-    return (yield from poll(lock, call, pending))
+    return (yield from poll(lock, call, attempt_by_hook))
 
 
-def attempt_by_hook(lock: LockBase, call: Call, pending: PendingOwner) -> Steps:
+def attempt_by_hook(lock: LockBase, call: Call) -> Steps:
     """Make an attempt by an overridden `do_acquire`. Returns whether the lock is held."""
     owner = call.owner
-    try:
-        acquired = bool((yield from lock._calling(pending, lock.do_acquire, call.token)))
-    finally:
-        call.attempt = pending.attempt
+    acquired = bool((yield from lock._calling(owner, lock.do_acquire, call.token, call=call)))
     if acquired:
-        owner.attempt, owner.expiry = pending.attempt, pending.expiry
+        owner.expiry = call.hook_expiry
         owner.hold(call.token)
     return acquired
 
@@ -528,7 +522,6 @@ def wait_by_push(lock: LockBase, call: Call, wait: Wait | None) -> Steps:
     """Wait until the server gives the lock, or sends a message of a change. Returns what `_queueing` does."""
     waiting = new_waiting(lock, call, call.sleep_s, call.deadline)
     outcome = yield from wait_in_queue(lock, waiting, call)
-    call.attempt = waiting.attempt or call.attempt
     if waiting.own is None:
         call.token = waiting.token
     if wait is not None:
@@ -575,7 +568,7 @@ def wait_in_queue(lock: LockBase, waiting: Waiting, call: Call) -> Steps:
             outcome = yield from waiting.steps((waiter, message))
         if type(outcome) is Grant:
             outcome.note(owner, waiting.held_with, waiting.ttl_ms)
-            owner.attempt = waiting.attempt or owner.attempt
+        call.attempt = waiting.attempt or call.attempt
         return outcome  # noqa: TRY300  # after an interrupt here, the lock is cleaned up, too
     except BaseException:  # after any error, the lock is not held
         call.left += [(lock._key, token) for token in left_by_waiting(waiting, owner)]
@@ -643,8 +636,8 @@ def left_by_waiting(waiting: Waiting, owner: Owner) -> list[bytes]:
 
 def acquire_on_options(lock: LockBase, options: Options, call: Call) -> Steps:
     """Acquire, and do what the options ask for. Returns whether the lock is held."""
-    owner, token = call.owner, call.own_token
-    if call.attempt is None and reenter(lock, owner, token):
+    owner = call.owner
+    if call.attempt is None and reenter(lock, owner, call.own_token):
         return True
     adapt(lock, options)
     asked_at = call.sent_at or clock()
@@ -653,29 +646,30 @@ def acquire_on_options(lock: LockBase, options: Options, call: Call) -> Steps:
     try:
         with options.guarded():
             acquired = yield from acquire_plain(lock, call)
-            if acquired and not (yield from complete_acquire(lock, options, pending, call.deadline)):
-                call.left += drop_failed(lock, owner, pending, before, token)
+            if acquired and not (yield from complete_acquire(lock, options, call)):
+                call.left += drop_failed(lock, call, owner, before)
                 acquired = False
-            if acquired and not (call.begins and hold_by_steps(lock, options, owner, pending, asked_at)):
-                lock._keep(lock._begin(options, owner, pending, asked_at, call.task))
+            if acquired and not (call.begins and hold_by_steps(lock, options, owner, call, asked_at)):
+                lock._keep(lock._begin(options, owner, pending, asked_at, call.retries + 1, call.task))
     except BaseException as error:  # after any error, the lock is not held
-        call.left += drop_failed(lock, owner, pending, before, token)
-        report_failure(lock, options, pending, asked_at, error)
+        call.left += drop_failed(lock, call, owner, before)
+        report_failure(lock, options, call.retries + 1, asked_at, error)
         raise
     if not acquired and lock._at_least_s is None:
-        report_failure(lock, options, pending, asked_at, None)
+        report_failure(lock, options, call.retries + 1, asked_at, None)
     elif not acquired:  # a run of a job that is skipped: nothing has failed
         report(options.observers, "record_skip", lock.name, clock() - asked_at)
     return acquired
 
 
-def hold_by_steps(lock: LockBase, options: Options, owner: Owner, pending: PendingOwner, asked_at: float) -> bool:
+def hold_by_steps(lock: LockBase, options: Options, owner: Owner, call: Call, asked_at: float) -> bool:
     """Hold a lock whose first request might have been all that it needs; see `hold_on_options`."""
-    token, ttl_ms = pending.token, lock._ttl_ms
+    pending, ttl_ms = call.owner, lock._ttl_ms
+    token = pending.token
     assert token is not None
     expiry = (token, pending.expires_at(token))
     renewer = lock._renewer() if options.watches else None
-    if not hold_on_options(lock, options, owner, expiry, ttl_ms, pending.fence, renewer, asked_at, pending.retries + 1):
+    if not hold_on_options(lock, options, owner, expiry, ttl_ms, pending.fence, renewer, asked_at, call.retries + 1):
         return False
     owner.contended = pending.contended
     return True
@@ -689,7 +683,7 @@ def adapt(lock: LockBase, options: Options) -> None:
         lock._timeout = ttl_ms / 1000
 
 
-def complete_acquire(lock: LockBase, options: Options, owner: Owner, limit: Limit) -> Steps:
+def complete_acquire(lock: LockBase, options: Options, call: Call) -> Steps:
     """Do what the options ask for once the lock is held: a certain lease, a fence, replicas.
 
     Returns:
@@ -700,14 +694,14 @@ def complete_acquire(lock: LockBase, options: Options, owner: Owner, limit: Limi
         NotReplicatedError: too few replicas had the lock in time.
         redis.exceptions.TimeoutError: no reply in time, and no reply said that another owner has the lock.
     """
-    token = owner.token
+    owner, limit, token = call.owner, call.deadline, call.owner.token
     assert token is not None
     try:
         if lock._ttl_ms is not None and owner.expires_at(token) is None:  # acquired by a hook, at an unknown time
             yield from confirm_lease(lock, owner, token, lock._ttl_ms, limit)
         owner.fence = None
         if options.fencing:
-            owner.fence = yield from fetch_fence(lock, owner, token, limit)
+            owner.fence = yield from fetch_fence(lock, call, token)
         if options.wait_replicas:
             yield from wait_for_replicas(lock, options, owner, token, limit)
     except TimeoutError:
@@ -717,9 +711,10 @@ def complete_acquire(lock: LockBase, options: Options, owner: Owner, limit: Limi
     return True
 
 
-def fetch_fence(lock: LockBase, owner: Owner, token: bytes, limit: Limit) -> Steps:
+def fetch_fence(lock: LockBase, call: Call, token: bytes) -> Steps:
     """Returns the fence of the lock."""
-    attempt, lease = owner.attempt, None if owner.cached is None else owner.cached.lease
+    attempt, cached = call.attempt, call.owner.cached
+    lease = None if cached is None else cached.lease
     fence = None if lease is None else lease.take_fence()
     if fence is not None:
         return fence
@@ -727,7 +722,7 @@ def fetch_fence(lock: LockBase, owner: Owner, token: bytes, limit: Limit) -> Ste
         first = attempt.fence
     else:  # the lock was handed over, or acquired by a hook
         numbering = Fence(lock._key, token, 1 if lease is None else MANY)
-        yield Do("execute", numbering, limit.left_s())
+        yield Do("execute", numbering, call.deadline.left_s())
         if not numbering.result:
             raise lock._lost_at_once()
         first = numbering.fence
@@ -771,13 +766,9 @@ def confirm_lease(lock: LockBase, owner: Owner, token: bytes, ttl_ms: int, limit
     owner.expiry = (token, confirming.sent_at + ttl_ms / 1000)
 
 
-def drop_failed(
-    lock: LockBase, owner: Owner, pending: PendingOwner, before: bytes | None, own_token: Any
-) -> list[tuple[bytes, bytes]]:
-    """Drop what a failed acquire has got. Returns what must be cleaned up.
-
-    `before` is the token that was held before, `own_token` the token that the caller passed, or None.
-    """
+def drop_failed(lock: LockBase, call: Call, owner: Owner, before: bytes | None) -> list[tuple[bytes, bytes]]:
+    """Drop what a failed acquire has got for the owner, which had the token `before`. Returns what to clean up."""
+    pending, attempt = call.owner, call.attempt
     token = pending.token
     if token is None or token == before:
         return []
@@ -787,8 +778,7 @@ def drop_failed(
         forget_lease(lock, owner, lease)
     if owner.token == token:  # where the token is shared, another may have acquired meanwhile
         owner.token = None
-    attempt = pending.attempt
     took = attempt is not None and attempt.token == token and attempt.took
     if is_given_back:  # a cleanup beside its release would look like a loss
         return []
-    return [(lock._key, token)] if own_token is None or took else []
+    return [(lock._key, token)] if call.own_token is None or took else []

@@ -175,12 +175,12 @@ def leave_once(lock: LeaseLock, lease: Lease) -> bool:
 
 
 def report_failure(
-    lock: LeaseLock, options: Options, owner: Owner, asked_at: float, error: BaseException | None
+    lock: LeaseLock, options: Options, attempts: int, asked_at: float, error: BaseException | None
 ) -> None:
-    """Report that the lock was not acquired, for metrics."""
+    """Report that the lock was not acquired, after so many attempts, for metrics."""
     is_dropped = isinstance(error, GeneratorExit)  # the garbage collector drops the task
     send, asked_s = report_later if is_dropped else report, clock() - asked_at
-    send(options.observers, "record_failure", lock.name, asked_s, owner.retries + 1, error)
+    send(options.observers, "record_failure", lock.name, asked_s, attempts, error)
     if not is_dropped:
         why = "" if error is None else type(error).__name__
         report_call(options, "did not acquire {} for", lock.name, asked_s, None, why)

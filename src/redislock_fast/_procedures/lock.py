@@ -59,7 +59,9 @@ if TYPE_CHECKING:
     from redislock_fast._procedures.acquire import Call
 
 # By weak references: a task that is started meanwhile, such as the one that connects, keeps a copy of the context.
-_acting: ContextVar[tuple[weakref.ref[LockBase], weakref.ref[Owner]] | None] = ContextVar("_acting", default=None)
+_acting: ContextVar[tuple[weakref.ref[LockBase], weakref.ref[Owner], weakref.ref[Call] | None] | None] = ContextVar(
+    "_acting", default=None
+)
 
 WaitBy: TypeAlias = "Literal['push', 'poll'] | AbstractBackoff"
 
@@ -460,9 +462,14 @@ class LockBase:
         acting = _acting.get()
         return acting[1]() if acting is not None and acting[0]() is self else None
 
-    def _calling(self, owner: Owner, hook: Callable[..., Any], *args: Any) -> Steps:
-        """Call an overridden hook for this owner. Returns what the hook returns."""
-        before = _acting.set((weakref.ref(self), weakref.ref(owner)))
+    def _acting_call(self) -> Call | None:
+        """The acquire for which an overridden `do_acquire` calls the original."""
+        acting = _acting.get()
+        return None if acting is None or acting[0]() is not self or acting[2] is None else acting[2]()
+
+    def _calling(self, owner: Owner, hook: Callable[..., Any], *args: Any, call: Call | None = None) -> Steps:
+        """Call an overridden hook for this owner, and for this acquire. Returns what the hook returns."""
+        before = _acting.set((weakref.ref(self), weakref.ref(owner), None if call is None else weakref.ref(call)))
         try:
             return (yield Do("call", partial(hook, *args)))
         finally:
@@ -632,6 +639,7 @@ class LockBase:
         owner: Owner,
         pending: PendingOwner,
         asked_at: float | None = None,
+        attempts: int = 1,
         task: asyncio.Task[Any] | None = None,
     ) -> Lease:
         """Begin the lease of a lock that was just acquired on options.
@@ -655,7 +663,7 @@ class LockBase:
         elif before is not None:
             self._let_go(before)
         waited_s = None if asked_at is None else lease.acquired_at - asked_at
-        lease.report_begin(waited_s, pending.retries + 1)
+        lease.report_begin(waited_s, attempts)
         if waited_s is not None:
             report_call(options, "acquired {} after", self._name, waited_s, token)
         return lease

@@ -105,6 +105,11 @@ class Acquire(TokenOperation):
         return self._refused(reply)
 
     @property
+    def expiry(self) -> tuple[bytes, float | None]:
+        """The token of a lock that is ours, and until when its lease is certainly valid; None: it does not expire."""
+        return self.token, None if self.ttl_ms is None else self.sent_at + self.ttl_ms / 1000
+
+    @property
     def took(self) -> bool:
         """Whether the lock is ours because a request took the key, not because another holder has this token."""
         return self.result

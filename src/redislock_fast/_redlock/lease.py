@@ -88,10 +88,12 @@ class Standing:
     Attributes:
         majority: the lease that is held under the token; None where none is.
         round: the last operation; None before the first.
+        retries: how often the last acquire attempted again.
     """
 
     majority: MajorityLease | None = None
     round: MajorityRound | None = None
+    retries: int = 0
 
     @property
     def ends_at(self) -> float | None:

@@ -410,10 +410,10 @@ class RedlockBase:
             if majority is not None:
                 self._begin(options, owner, majority, asked_at, task)
         except BaseException as error:
-            report_failure(self, options, owner, asked_at, error)
+            report_failure(self, options, standing_of(owner).retries + 1, asked_at, error)
             raise
         if majority is None:
-            report_failure(self, options, owner, asked_at, None)
+            report_failure(self, options, standing_of(owner).retries + 1, asked_at, None)
         return majority
 
     def _attempting(
@@ -430,12 +430,13 @@ class RedlockBase:
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         asked_at = clock()
         limit = Limit(None if blocking_timeout is None else wait_seconds(blocking_timeout, "blocking_timeout"))
-        silent = owner.retries = 0
+        standing = new_standing_of(owner)
+        silent = standing.retries = 0
         has_waited = False
         with contextlib.ExitStack() as waits:
             while True:
                 token = new_token()[len(MARKER) :]
-                new_standing_of(owner).round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
+                standing.round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
                 attempts[:] = [attempt]
                 yield asking(self._quorum, attempt)
                 if not attempt.given_up:
@@ -459,7 +460,7 @@ class RedlockBase:
                     limit.begin_wait()
                 log_if_long(self._keys[0], limit, "another owner")
                 yield Do("sleep", pause_s)
-                owner.retries += 1
+                standing.retries += 1
 
     def _refuse_to_wait_for_itself(self, owner: Owner, attempt: AcquireRound) -> None:
         lease, token = owner.lease, owner.token
@@ -487,7 +488,7 @@ class RedlockBase:
         lease.task = None if task is None else weakref.ref(task)
         self._keep(lease)
         waited_s = lease.acquired_at - asked_at
-        lease.report_begin(waited_s, owner.retries + 1)
+        lease.report_begin(waited_s, standing_of(owner).retries + 1)
         report_call(options, "acquired {} after", self._name, waited_s, lease.token)
 
     def _clean_up_unnoticed(self, owner: Owner, attempts: list[AcquireRound]) -> None:
