@@ -21,8 +21,8 @@ import redis
 
 from redislock_fast._pipe import threads_py
 from redislock_fast._pipe.base import NOT_ASKED, ConnectionBroken, NoReply, Pipe, Reply
-from redislock_fast._pipe.queues_py import Bell
 from redislock_fast._pipe.resp_py import encode
+from redislock_fast._pipe.threads_py import Bell
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, on_signal, run_script, signal_main
 from tests.support.pipes import FOREVER, PUSH, Peer
@@ -392,7 +392,7 @@ WAKE_AT_ONCE = """
 import eventlet
 eventlet.monkey_patch()
 import socket
-from redislock_fast._pipe.queues_py import Bell
+from redislock_fast._pipe.threads_py import Bell
 
 ours, peers = socket.socketpair()
 peers.send(b"reply")

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._pipe import queues_py, resp_py, threads_py
+from redislock_fast._pipe import resp_py, threads_py
 from redislock_fast._pipe.base import ConnectionBroken, NoReply, Pipe, Reply
 from tests.support.helpers import PATIENCE_S, start, wait_until
 from tests.support.pipes import FOREVER, Peer, python_pipe
 
 pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
 
-_PIPE_FILES = {module.__file__ for module in (threads_py, queues_py, resp_py)}
+_PIPE_FILES = {module.__file__ for module in (threads_py, resp_py)}
 
 
 class Interrupted(BaseException):

@@ -55,7 +55,7 @@ FAULTS = (
     ),
     Fault(
         "greenlet of eventlet is woken again after a wait for several sockets",
-        "_pipe/queues_py.py",
+        "_pipe/threads_py.py",
         "                time.sleep(0)\n",
         "                pass\n",
         "tests/pipe/test_threads.py::test_greenlet_that_several_sockets_wake_is_woken_once",

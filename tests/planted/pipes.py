@@ -41,7 +41,7 @@ FAULTS = (
     ),
     Fault(
         "what has left in part over TLS counts as unsent",
-        "_pipe/queues_py.py",
+        "_pipe/threads_py.py",
         "self._most = _RECORD_BYTES if over_tls else None",
         "self._most = None",
         "tests/pipe/test_many.py"
