@@ -81,6 +81,7 @@ class _Rule:
         drops_request: whether the request is lost; else its reply.
         share: how much of what is lost is passed on nevertheless, from 0 to 1.
         answer: the reply, where the proxy gives it; such a rule stands for good.
+        holds: whether the reply is kept back instead, with all that follow it.
     """
 
     commands: frozenset[str]
@@ -88,6 +89,7 @@ class _Rule:
     drops_request: bool
     share: float
     answer: bytes = b""
+    holds: bool = False
 
     def part_of(self, message: bytes) -> bytes:
         """The part of a dropped message that is passed on."""
@@ -231,6 +233,10 @@ class Proxy:
         with self._state:
             self._holding = True
             self._messages_pass, self._answers_pass = messages_pass, answers_pass
+
+    def hold_from(self, *commands: str, nth: int = 1) -> None:
+        """Keep the reply to the n-th of these commands from now on back until `resume`, and all replies after it."""
+        self._arm(_Rule(frozenset(commands), nth, drops_request=False, share=1, holds=True))
 
     def resume(self) -> None:
         """Pass on what was held back, and everything after it."""
@@ -430,6 +436,8 @@ class Proxy:
                 rule = self._strike(_MESSAGE)
             elif connection.in_flight:
                 name, rule = connection.in_flight.popleft()
+            if rule is not None and rule.holds:
+                self._holding, rule = True, None
             passes = (pushed and self._messages_pass) or (self._answers_pass and rule is not None and bool(rule.answer))
             self._state.wait_for(lambda: passes or not self._holding or connection not in self._connections)
             if connection not in self._connections:  # cut

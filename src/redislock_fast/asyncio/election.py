@@ -98,13 +98,13 @@ class Term:
     async def _begin(self) -> None:
         """Begin the term of a lock that was just acquired."""
         self._body.begin()
+        self.number = self._lock.fence or 0  # first: who reads in the record that it leads may have it resign
         try:
             await self._lock._drive(noting(self._lock, self._election._value))  # noqa: SLF001  # of this package
         except BaseException as error:
             self._gives_up = True
             await self._leave(error)
             raise
-        self.number = self._lock.fence or 0
 
     async def _leave(self, error: BaseException | None) -> None:
         """End the term, whose body has ended with this error.

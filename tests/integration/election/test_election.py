@@ -168,6 +168,26 @@ def test_lock_is_given_back_when_the_work_has_ended(stand: Stand, callers: Calle
     assert first.running.result(PATIENCE_S) is None
 
 
+def test_leader_that_resigns_before_it_knows_that_it_leads_hands_over(
+    stand: Stand, valkey: Server, valkey_client: redis.Redis, callers: Callers
+) -> None:
+    """Its record can be read, and the reply to it has not come."""
+    with Proxy(valkey.port) as proxy:
+        first, second = stand(proxy.port, value="first"), stand(value="second")
+        number = enter(callers, first.election).number  # it is connected, and the server has the script
+        proxy.hold_from("EVALSHA", nth=2)  # the first one acquires
+        first.run()
+        wait_until(lambda: second.call("leader"), "its record is written")
+        assert (second.call("leader").value, first.terms) == ("first", [])
+        callers.run(first.election.resign)
+        second.run()
+        until_queued(valkey_client, "beat", 1)
+        proxy.resume()
+        second.until_leads()
+    assert [(term.number, term.stopping.is_set()) for term in first.terms] == [(number + 1, True)]
+    assert first.told[2:] == [("started", number + 1), ("stopped", number + 1)]
+
+
 # Who leads
 
 
