@@ -280,6 +280,9 @@ class ServerTransport(Generic[ConnectionType]):
     _cluster: weakref.ref[ServerTransport[Any]] | None = None
     """The transport of the cluster, where this is that of a node; not where it is a dedicated connection to one."""
 
+    _giving_up: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    """Has one caller at a time take the connection away. Threads have a mutex: nothing is called under it."""
+
     cleanup: _Cleanup
     lingering: KeptKeys | None = None
 
@@ -432,10 +435,12 @@ class ServerTransport(Generic[ConnectionType]):
             return
         if connection.ending is not None:
             self.cleanup.endings.add(connection.ending)
-        successor = self.tokens.successor()
-        if self.connection is connection:  # still: that takes long, and others may have connected meanwhile
-            self.tokens = successor  # first: who finds no connection makes the next one with these
-            self.connection = None
+        tokens = self.tokens  # kept until the end: no finalizer runs under the mutex
+        successor = tokens.successor()
+        with self._giving_up:
+            if self.connection is connection:  # still: others may have connected meanwhile
+                self.tokens = successor  # first: who finds no connection makes the next one with these
+                self.connection = None
 
     # ---- servers that close the connection for what they do not know ----
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +39,7 @@ from redislock_fast._util import fork
 from redislock_fast._util.redis_py import RetryPolicy
 from redislock_fast._util.times import GRACE_S
 from redislock_fast._util.tokens import TokenSource
+from tests.support.helpers import PATIENCE_S, start
 
 ENTRY = (b"name", b"token")
 
@@ -305,7 +308,13 @@ def transport() -> Iterator[ThreadServerTransport]:
 
 
 def _connection() -> Any:
-    return SimpleNamespace(ending=(b"CLIENT", b"KILL"), registry=None, capabilities=Capabilities(), close=lambda: None)
+    return SimpleNamespace(
+        ending=(b"CLIENT", b"KILL"),
+        registry=None,
+        capabilities=Capabilities(),
+        close=lambda: None,
+        pipe=SimpleNamespace(post=lambda *_: None),
+    )
 
 
 def test_who_finds_no_connection_has_the_tokens_of_the_next_and_ends_the_last(transport: ThreadServerTransport) -> None:
@@ -336,20 +345,91 @@ def test_connection_that_another_thread_has_replaced_meanwhile_is_not_given_up(
     assert transport.connection is second
 
 
-def test_connection_has_its_tokens_whoever_gives_up_the_last_one_meanwhile(
-    transport: ThreadServerTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    transport.connection = None
-    used = []
+class _Watched(ThreadServerTransport):
+    """Calls a function once, when the attribute of this name has been set."""
+
+    meanwhile: tuple[str, Callable[[], object]] = ("", lambda: None)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        watched, call = self.meanwhile
+        if name == watched:
+            self.meanwhile = ("", lambda: None)
+            call()
+
+
+class _Mutex:
+    """Says when a thread must wait for it."""
+
+    def __init__(self, awaited: threading.Event) -> None:
+        self._awaited = awaited
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._awaited.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.fixture
+def watched(transport: ThreadServerTransport) -> _Watched:
+    """The transport, watched."""
+    transport.__class__ = _Watched
+    assert isinstance(transport, _Watched)
+    return transport
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[TokenSource]:
+    """The tokens of each connection that is made."""
+    made: list[TokenSource] = []
 
     def connect(_pool: object, tokens: TokenSource, *_: object, **__: object) -> Any:
-        used.append(tokens)
-        transport.tokens = tokens.successor()
+        made.append(tokens)
         return _connection()
 
     monkeypatch.setattr(thread_server, "open_connection", connect)
-    transport.connect(None)
-    assert used == [transport.tokens]
+    return made
+
+
+def test_connection_that_another_thread_has_made_meanwhile_is_not_given_up(
+    watched: _Watched, used: list[TokenSource]
+) -> None:
+    """It finds the first one in its place while this one takes that away, and waits, or has connected by then."""
+    first: Any = watched.connection
+    goes_on = threading.Event()
+
+    def connect() -> Any:
+        watched._drop(first)
+        second = watched.connect(None)
+        goes_on.set()
+        return second
+
+    watched._giving_up = _Mutex(goes_on)
+    connecting: list[Future[Any]] = []
+
+    def meanwhile() -> None:
+        connecting.append(start(connect))
+        goes_on.wait(PATIENCE_S)
+
+    watched.meanwhile = ("tokens", meanwhile)
+    watched._drop(first)
+    second = connecting[0].result(PATIENCE_S)
+    assert watched.connection is second
+    assert used == [watched.tokens]
+
+
+def test_connection_that_another_thread_gives_up_at_once_leaves_its_tokens(
+    watched: _Watched, used: list[TokenSource]
+) -> None:
+    watched.connection = None
+    watched.meanwhile = ("connection", lambda: watched._drop(watched.connection))
+    watched.connect(None)
+    watched.connect(None)
+    assert len({tokens.identifier for tokens in used}) == len(used) == 2
 
 
 def test_connection_that_is_given_up_at_once_is_that_of_the_caller_that_has_made_it(

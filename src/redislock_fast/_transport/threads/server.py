@@ -3,8 +3,9 @@
 A `ThreadServerTransport` drives operations over its connection. It connects where there is no connection, sends again
 what got no reply, gives up when the pool's retry policy or the caller's time is used up, and then cleans up.
 
-Thread safety: any thread reads `ThreadServerTransport.connection`; it is replaced under `_connecting`, and a stale
-connection is broken and says so. `inside` is used by atomic methods of set alone.
+Thread safety: any thread reads `ThreadServerTransport.connection`; it is made under `_connecting`, and taken away, with
+its `tokens`, under `_giving_up`. A stale connection is broken and says so. `inside` is used by atomic methods of set
+alone.
 
 A signal handler or a finalizer may run at any point and use a lock of the same client. Its thread is then inside of the
 transport already, perhaps as the reader for all threads. So its operation gets a dedicated connection, as does an
@@ -39,7 +40,6 @@ from redislock_fast._transport.threads.connect import Connection, GreetingBroken
 from redislock_fast._util import fork, patching
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import FOREVER_S, clock, reply_within_s
-from redislock_fast._util.tokens import TokenSource
 
 
 class ThreadServerTransport(ServerTransport[Connection]):
@@ -60,6 +60,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
         self._child = 0  # the forked child in which `inside` was made
         self.cleanup = ThreadCleanup(self)
         self._connecting = threading.RLock()
+        self._giving_up = threading.RLock()
         self._dedicated: list[ThreadServerTransport] = []
         finish_at_exit(self)
         fork.forget_in_child(self)
@@ -337,12 +338,10 @@ class ThreadServerTransport(ServerTransport[Connection]):
                 raise TimeoutError("no connection in time")
             connection = self.connection
             if connection is None:
-                tokens = self.tokens
-                connection = self._open(tokens, ends_at)
+                connection = self._open(ends_at)
                 self.cleanup.post_first(connection)
                 self._dedicated.clear()  # which may lead to a server that is no primary any more
                 self.connection = connection
-                self.tokens = tokens  # again: another thread may have given up the last connection only now
                 notice_closing(self._live_owner(), self)
             return connection  # which another thread may have given up
         finally:
@@ -351,7 +350,8 @@ class ThreadServerTransport(ServerTransport[Connection]):
             except RuntimeError:  # an interrupt may come before the lock is taken
                 pass
 
-    def _open(self, tokens: TokenSource, ends_at: float | None) -> Connection:
+    def _open(self, ends_at: float | None) -> Connection:
+        tokens = self.tokens  # they change when a connection is given up, and there is none
         for _ in range(MOST_LOSSES if self.greets else 0):
             with contextlib.suppress(GreetingBroken):
                 return open_connection(self._live_owner(), tokens, ends_at, greets=True)
@@ -363,6 +363,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
         """In a forked child: leave the parent's connection and cleanup to the parent."""
         connection, self.connection = self.connection, None
         self._connecting = threading.RLock()
+        self._giving_up = threading.RLock()
         self.cleanup.forget()
         if self.lingering is not None:
             self.lingering.forget()
@@ -386,6 +387,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
     def adapt(self) -> None:
         """After a patch: go on as after the loss of the connection, on which a wait would stop all greenlets."""
         self._connecting = threading.RLock()
+        self._giving_up = threading.RLock()
         self.cleanup.adapt()
         self._dedicated.clear()
         self._drop(self.connection)
