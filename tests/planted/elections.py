@@ -8,6 +8,7 @@ __all__ = ["FAULTS"]
 
 _TESTS = "tests/integration/election/test_election.py::"
 _OBSERVING = "tests/integration/election/test_observing.py::"
+_CREDENTIALS = "tests/integration/election/test_credentials.py::"
 _FAILOVERS = "tests/integration/election/test_failovers.py::"
 
 FAULTS = (
@@ -66,6 +67,13 @@ FAULTS = (
         "and not later_code(str(error))",
         "",
         _FAILOVERS + "test_leader_on_the_old_primary_stops_before_another_one_leads_on_the_new_one[tasks-be_cut_off]",
+    ),
+    Fault(
+        "candidate waits forever whose password is wrong",
+        "_election/record.py",
+        "        except _REFUSED:\n            raise\n",
+        "",
+        _CREDENTIALS + "test_candidate_whose_password_is_wrong_does_not_wait[threads]",
     ),
     Fault(
         "attempt of a renewal goes on while its leader is to be told to stop",

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
     ClusterDownError,
     ConnectionError,
     LockError,
@@ -35,6 +37,10 @@ So are those for which redis-py has no class, such as NOREPLICAS and BUSY: `late
 """
 
 
+_REFUSED = (AuthenticationError, AuthorizationError)
+"""The errors of a server that does not accept the client's user and password: a `ConnectionError`, but no outage."""
+
+
 class Outage:
     """Goes on where the server is away, and logs that once in a series: `with outage.survived(): ...`.
 
@@ -54,6 +60,8 @@ class Outage:
         """Suppress the error of a server that is away."""
         try:
             yield
+        except _REFUSED:
+            raise
         except (*_OUTAGES, ResponseError) as error:
             if not isinstance(error, _OUTAGES) and not later_code(str(error)):
                 raise

@@ -147,6 +147,7 @@ class Term:
         Raises:
             redis.exceptions.LockError: the election was stopped, or this object campaigns or leads already.
             LockLostError: the term was lost before it had begun.
+            redis.exceptions.AuthenticationError: the server does not accept the client's user and password.
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
@@ -171,6 +172,8 @@ class Term:
 
         Raises:
             LockLostError: the term was lost, and no other error has ended the block.
+            redis.exceptions.AuthenticationError: the server does not accept the client's user and password any more,
+                and no other error has ended the block. The next candidate leads when the lease has ended.
         """
         await self._leave(exc_value)
 
@@ -261,6 +264,8 @@ class Election:
         Where the server is away, the campaign goes on, and that is logged once; so is each lost term.
 
         Raises:
+            redis.exceptions.AuthenticationError: the server does not accept the client's user and password, or does so
+                no more: that is no outage.
             redis.exceptions.ResponseError: the server's error, such as for a user who may not do this.
             Exception: what `lead`, `on_started` or `on_stopped` raises. The term ends before.
         """

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from redislock_fast.server import Server, free_port
+from tests.conftest import MakeUser
 from tests.integration.cli.conftest import Command
 from tests.support.proxy import Proxy
 from tests.support.running import ALONE, ECHO, GRANDCHILD, Run, Runs
@@ -196,3 +197,16 @@ def test_what_cannot_be_run_ends_with_the_codes_of_run(
     assert not valkey_client.exists("beat")
     code, output, errors = no_server.end()
     assert (code, output, errors[:20]) == (69, "", "redislock: no server")
+
+
+def test_candidate_whose_password_becomes_wrong_ends(
+    runs: Runs, valkey: Server, valkey_client: redis.Redis, acl_user: MakeUser
+) -> None:
+    leader, user = lead(runs, valkey.port, *ASK), acl_user(valkey)
+    assert leader.line() == "term 1\n"
+    url = f"redis://{user.username}:{user.password}@127.0.0.1:{valkey.port}"
+    waits = runs(valkey.port, *FAR, "beat", *ASK, command="lead", environment={"REDISLOCK_URL": url})
+    until_queued(valkey_client, "beat", 1)
+    valkey_client.acl_setuser(user.username, enabled=True, reset_passwords=True, passwords=["+another"])
+    valkey_client.client_kill_filter(user=user.username)
+    assert waits.end() == (69, "", "redislock: the server does not accept this user and password\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from redis.exceptions import ResponseError
+from redis.exceptions import AuthenticationError, ResponseError
 
 from redislock_fast._election.record import Outage
 from redislock_fast._util.redis_py import redis_error
@@ -38,5 +38,13 @@ def test_server_that_is_away_is_waited_for_and_that_is_logged_once(text: str, ca
 def test_other_errors_are_raised(text: str) -> None:
     outage = Outage("beat")
     with pytest.raises(ResponseError), outage.survived():
+        raise redis_error(text)
+    assert not outage.is_met
+
+
+@pytest.mark.parametrize("text", ["WRONGPASS invalid username-password pair", "NOAUTH Authentication required."])
+def test_refused_credentials_are_no_outage(text: str) -> None:
+    outage = Outage("beat")
+    with pytest.raises(AuthenticationError), outage.survived():
         raise redis_error(text)
     assert not outage.is_met
