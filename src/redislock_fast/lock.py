@@ -233,7 +233,7 @@ class Lock(LockBase, redis.lock.Lock):
         """
         if self._local is not threading.local or self._generation != fork.generation():
             self._own_anew()
-        if self._pool is not None and self._redis.connection_pool is not self._pool:
+        if (pool := self._pool) is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
         if timeout is not None:
             raise wrong_timeout(self)
@@ -294,7 +294,7 @@ class Lock(LockBase, redis.lock.Lock):
             self._own_anew()
         owner = self._owners.owner
         cached: Any = owner.cached if self._linger_ms is not None and self._options is None else None
-        if cached is not None and self._has_own_release():
+        if cached is not None:
             release_here(self, owner, cached)
             return
         if self._local is not threading.local:

@@ -24,6 +24,7 @@ from redislock_fast._linger.procedures import (
     is_fetching,
     keep_first_grant,
     may_begin,
+    own_cached_key,
     release_here,
     take_at_once,
     take_kept,
@@ -169,15 +170,14 @@ async def acquire_lingering(lock: LockBase, owner: Owner, blocking: bool | None)
     """Acquire a lock with `linger` and no other option, without a token or a deadline for this acquire."""
     cached = lock._cached
     if cached is None or not cached.cache.is_here:
-        cached = cached_key(lock)
-    is_own = getattr(lock.do_acquire, "__func__", None) is lock._own_hooks.do_acquire
-    if is_own and not cached.waiters and take_at_once(lock, cached, owner):
+        cached = own_cached_key(lock)
+    if cached is not None and not cached.waiters and take_at_once(lock, cached, owner):
         return True
-    if not cached.is_current:
-        cached = cached_key(lock)
     call, turn = new_call(lock, owner, None, blocking), Turn()
     try:
         if call.begins:
+            if cached is None or not cached.is_current:
+                cached = cached_key(lock)
             if cached.locked_by and call.waits and call.wait_s is None:
                 waiter = turn.begin(cached, cached.cache.new_waiter())
                 turn.join()

@@ -154,6 +154,15 @@ def cached_key(lock: LockBase) -> CachedKey:
     return cached
 
 
+def own_cached_key(lock: LockBase) -> CachedKey | None:
+    """The key in the cache of its server, for a lock whose hooks are our own; None for another.
+
+    The lock keeps it, and hooks are not looked at again: that would take a third of a pair's time. What is overridden
+    later is called where a request is sent. In memory, nothing is attempted or released by token.
+    """
+    return cached_key(lock) if lock._has_own_hooks() else None
+
+
 def take_at_once(lock: LockBase, cached: CachedKey, owner: Owner) -> bool:
     """Take a key that lingers. Returns False where that is not possible at once, and the steps must decide."""
     lease, ttl_ms = cached.lease, lock._ttl_ms

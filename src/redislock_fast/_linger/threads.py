@@ -42,6 +42,7 @@ from redislock_fast._linger.procedures import (
     is_fetching,
     keep_first_grant,
     may_begin,
+    own_cached_key,
     take_at_once,
     take_kept,
 )
@@ -323,19 +324,18 @@ LINGER = Linger(ThreadLingering)
 
 def take_lingering(lock: LockBase, owner: Owner) -> bool:
     """Take a key that lingers in this process. Returns False where it does not, or another caller was faster."""
-    cached = lock._cached or cached_key(lock)
-    is_own = getattr(lock.do_acquire, "__func__", None) is lock._own_hooks.do_acquire
-    return is_own and not cached.waiters and take_at_once(lock, cached, owner)
+    cached = lock._cached or own_cached_key(lock)
+    return cached is not None and not cached.waiters and take_at_once(lock, cached, owner)
 
 
 def acquire_lingering(lock: LockBase, call: Call) -> bool:
     """Acquire a lock with `linger` and no other option, whose key does not linger or is in use."""
-    cached = lock._cached
-    if cached is None or not cached.is_current:
-        cached = cached_key(lock)
     owner, turn = call.owner, Turn()
     try:
         if call.begins:
+            cached = lock._cached
+            if cached is None or not cached.is_current:
+                cached = cached_key(lock)
             if cached.locked_by and call.waits and call.wait_s is None:
                 waiter = turn.begin(cached, cached.cache.new_waiter())
                 turn.join()

@@ -420,11 +420,6 @@ class LockBase:
             return False
         return hooks == self._own_hooks
 
-    def _has_own_release(self) -> bool:
-        """Whether no hook is overridden that concerns a release."""
-        own = self._own_hooks
-        return getattr(self.do_release, "__func__", None) is own.do_release and self.lua_release is own.lua_release
-
     def _is_overridden(self, name: str) -> bool:
         """Whether this `do_*` hook is overridden."""
         return getattr(getattr(self, name), "__func__", None) is not getattr(self._own_hooks, name)

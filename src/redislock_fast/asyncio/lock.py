@@ -295,13 +295,13 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         """
         owner = self._held()
         cached: Any = owner.cached if self._linger_ms is not None and self._options is None else None
-        if cached is not None and self._has_own_release():
+        if cached is not None:
             return release_lingering(self, owner, cached, cached.locked_by.get(0))
         pool = self._pool
         if pool is not None and self._redis.connection_pool is not pool:
             self._follow_pool()
         token = owner.token
-        if cached is None and type(token) is bytes and owner.cached is None:
+        if type(token) is bytes and owner.cached is None:
             return self._release(owner, token)
         return named(self._drive(release_what(self, owner, owner.holding_id)), "Lock.release")
 

@@ -136,12 +136,11 @@ def test_a_hook_that_is_set_on_the_object_while_its_key_lingers(
     assert connect(valkey.port).exists("name") == 0
 
 
-def test_a_release_hook_that_is_set_on_the_object_while_it_holds(
+def test_a_release_hook_that_is_set_while_the_key_is_in_memory_is_called_once_a_request_is_sent(
     holders: Holders, callers: Callers, valkey: Server, connect: Connect
 ) -> None:
     admin = connect(valkey.port)
-    lock = holders.hold(valkey.port, **LINGERS)
-    other = holders.on(lock.lock.redis, **LINGERS)
+    lock, other = holders.hold(valkey.port, **LINGERS), holders.make(valkey.port)
     released = []
 
     def delete(token: bytes) -> Any:
@@ -151,12 +150,12 @@ def test_a_release_hook_that_is_set_on_the_object_while_it_holds(
 
     lock.lock.do_release = delete
     lock.release()
-    assert released == [True]
-    assert lock.lock.remaining() == 0
-    del lock.lock.do_release
+    assert (released, admin.exists("name")) == ([], 1)
     assert other.call("acquire", blocking_timeout=PATIENCE_S) is True
-    assert lock.call("acquire", blocking=False) is False
     other.release()
+    assert lock.call("acquire") is True
+    lock.release()
+    assert (released, lock.lock.remaining()) == ([True], 0)
 
 
 async def _nothing() -> None: ...
