@@ -40,6 +40,7 @@ from bench.guard.child import BENCH_TREE, open_child
 from bench.guard.counted import METRICS
 from bench.guard.workloads import OF_INTERPRETERS
 from bench.measuring import arguments, report
+from bench.measuring.delay import open_delay
 from bench.measuring.rounds import Entrant, Sample, open_scene, race, summary
 from bench.workloads.callers import Crew, of_threads
 from redislock_fast.server import Server, find_binary, free_port
@@ -123,6 +124,7 @@ _GOALS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     arguments.add_rounds(parser, 10, 0.2, of="setting")
+    arguments.add_rtt(parser)
     about = f"{', '.join(_CALLERS)}; {_REST}: the second table, in rounds of five times as long"
     arguments.add_names(parser, "--callers", (*_CALLERS, _REST), about)
     there = BENCH_TREE / "build" / "free-threaded" / "venv" / "bin" / "python"
@@ -134,10 +136,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure, print the table, and return the figures."""
     callers = [name for name in options.callers if name != _REST]
-    with open_places() as places:
+    with open_places(options.rtt) as places:
         rates, absent = _measure(places, callers, options)
         rest = _measure_rest(places, options) if _REST in options.callers else []
-    title = f"{options.rounds} rounds of {options.seconds:g} s; {OURS} is {redislock_fast.implementation}"
+    title = report.title("locks", options.rounds, options.seconds, options.rtt)
     if callers:
         rows = [_row(setting, rates, callers) for setting in SETTINGS]
         report.table(title, ["pairs/s : pairs/s", *callers], rows, words=1)
@@ -180,7 +182,7 @@ def _crew(
 ) -> Callable[[float], Sample]:
     """Make the function that measures a setting with these callers."""
     if setting.place not in places:
-        raise AbsentError("no redis-server, or no program openssl, here")
+        raise AbsentError("no redis-server, or no program openssl, here, or a cluster that is not near")
     count, in_tasks = _CALLERS[callers], "task" in callers
     if setting.name == _IN_CLUSTER and in_tasks and count > 1:
         raise AbsentError("with 100 tasks, redis-py's cluster client fails while it connects")
@@ -236,7 +238,7 @@ def _measure_rest(places: Mapping[str, Mapping[str, Any]], options: argparse.Nam
 
 
 @contextmanager
-def open_places() -> Iterator[Mapping[str, Mapping[str, Any]]]:
+def open_places(rtt_ms: float = 0.0) -> Iterator[Mapping[str, Mapping[str, Any]]]:
     """Start what can be here. Yields what a client of redis-py takes, by the name of a place."""
     with ExitStack() as closing:
         server = closing.enter_context(Server())
@@ -254,6 +256,10 @@ def open_places() -> Iterator[Mapping[str, Mapping[str, Any]]]:
             for place, client in (("tls", admin), ("tls cluster", tls_nodes[0])):
                 places[place] = {**trusted, "port": int(client.config_get("tls-port")["tls-port"])}
             places["beside tls"] = {"host": "127.0.0.1", "port": with_tls.port}
+        if rtt_ms:  # nodes of a cluster would send its client to their own ports
+            near = {name: place for name, place in places.items() if "cluster" not in name}
+            reached = closing.enter_context(open_delay([place["port"] for place in near.values()], rtt_ms))
+            places = {name: {**place, "port": reached[place["port"]]} for name, place in near.items()}
         yield places
 
 

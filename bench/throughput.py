@@ -107,12 +107,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode", choices=(*_MODES, lingering.NAME), default="single", help=f"{'; '.join(modes)} (default: %(default)s)"
     )
-    parser.add_argument(
-        "--topology",
-        choices=("single", "cluster"),
-        default="single",
-        help=f"cluster: {cluster.ABOUT}, whatever the mode (default: %(default)s)",
-    )
+    about = f"cluster: {cluster.ABOUT}, whatever the mode (default: %(default)s)"
+    parser.add_argument("--topology", choices=("single", "cluster"), default="single", help=about)
     parser.add_argument("--rounds", type=arguments.positive(int), help=f"default: {_defaults('rounds')}")
     about = f"for each contestant and round (default: {_defaults('seconds')})"
     parser.add_argument("--seconds", type=arguments.positive(float), help=about)

@@ -10,12 +10,9 @@ from bench.measuring import servers
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Declare `--server`."""
-    parser.add_argument(
-        "--server",
-        default="embedded",
-        metavar=f"{{{','.join(servers.CHOICES)},URL}}",
-        help="the server to start, or the URL of a running one (default: %(default)s, a Valkey)",
-    )
+    about = "the server to start, or the URL of a running one (default: %(default)s, a Valkey)"
+    metavar = f"{{{','.join(servers.CHOICES)},URL}}"
+    parser.add_argument("--server", default="embedded", metavar=metavar, help=about)
 
 
 def add_kind(parser: argparse.ArgumentParser) -> None:
