@@ -3,8 +3,8 @@
 Other projects read and set `lock.local.token`, as on redis-py's locks: `Local` has it.
 
 Thread safety: each thread has an `Owner` of its own, which `ThreadOwners` finds. All threads or tasks that share a lock
-object with `thread_local=False` use one `SharedOwner`; each attribute is assigned as a whole. Each acquire has a
-`PendingOwner` of its own. The owners of tasks are in `task_owner.py`.
+object with `thread_local=False` use one `SharedOwner`; each attribute is assigned as a whole. An acquire on options
+notes what it gets in a `PendingOwner` of its own. The owners of tasks are in `task_owner.py`.
 """
 
 from __future__ import annotations
