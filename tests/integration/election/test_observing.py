@@ -122,8 +122,8 @@ def test_observer_with_nothing_to_see_sends_next_to_nothing(
 
 @pytest.mark.parametrize("rule", ["-client|tracking", "-client|caching", "-hello"])
 def test_observer_looks_where_the_server_does_not_tell(
-    rule: str, observe: Observe, leaders: Leaders, valkey: Server, acl_user: MakeUser
-) -> None:
+    rule: str, acl_user: MakeUser, observe: Observe, leaders: Leaders, valkey: Server
+) -> None:  # `acl_user` comes first, and so ends last: the server refuses an observer whose user is gone
     observer = observe(valkey.port, 0.01, **acl_user(valkey, rule).options())
     terms = [leaders.next()]
     observer.until_seen(*terms)
