@@ -98,7 +98,7 @@ class Term:
     def _begin(self) -> None:
         """Begin the term of a lock that was just acquired."""
         self._body.begin()
-        self.number = self._lock.fence or 0  # first: who reads in the record that it leads may have it resign
+        self.number = self._lock.fence or 0  # first: a reader of the record may have it resign
         try:
             self._lock._drive(noting(self._lock, self._election._value))  # noqa: SLF001  # of this package
         except BaseException as error:
