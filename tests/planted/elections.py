@@ -71,7 +71,7 @@ FAULTS = (
     Fault(
         "candidate waits forever whose password is wrong",
         "_election/record.py",
-        "        except _REFUSED:\n            raise\n",
+        "        except BAD_CREDENTIALS:\n            raise\n",
         "",
         _CREDENTIALS + "test_candidate_whose_password_is_wrong_does_not_wait[threads]",
     ),

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from redis.exceptions import (
-    AuthenticationError,
-    AuthorizationError,
     ClusterDownError,
     ConnectionError,
     LockError,
@@ -25,6 +23,7 @@ from redislock_fast._protocol.leading import NoteLeader, ReadLeader
 from redislock_fast._protocol.operation import later_code
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._util.errors import LockLostError, LossReason, shown
+from redislock_fast._util.redis_py import BAD_CREDENTIALS
 
 logger = logging.getLogger("redislock_fast.election")
 
@@ -35,10 +34,6 @@ _OUTAGES = (ConnectionError, TimeoutError, ClusterDownError, ReadOnlyError, TryA
 
 So are those for which redis-py has no class, such as NOREPLICAS and BUSY: `later_code` knows them.
 """
-
-
-_REFUSED = (AuthenticationError, AuthorizationError)
-"""The errors of a server that does not accept the client's user and password: a `ConnectionError`, but no outage."""
 
 
 class Outage:
@@ -60,7 +55,7 @@ class Outage:
         """Suppress the error of a server that is away."""
         try:
             yield
-        except _REFUSED:
+        except BAD_CREDENTIALS:
             raise
         except (*_OUTAGES, ResponseError) as error:
             if not isinstance(error, _OUTAGES) and not later_code(str(error)):

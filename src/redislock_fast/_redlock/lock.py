@@ -22,7 +22,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from redis.exceptions import AuthenticationError, AuthorizationError, ConnectionError, LockNotOwnedError, TimeoutError
+from redis.exceptions import ConnectionError, LockNotOwnedError, TimeoutError
 
 from redislock_fast._lease import owner as owners
 from redislock_fast._lease.callbacks import end_callback
@@ -63,7 +63,7 @@ from redislock_fast._redlock.rounds import (
 )
 from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason, shown
-from redislock_fast._util.redis_py import own_copy, redis_error
+from redislock_fast._util.redis_py import BAD_CREDENTIALS, own_copy, redis_error
 from redislock_fast._util.times import Limit, added_ms, blocks, clock, drift_s, poll_seconds, positive_ms, wait_seconds
 from redislock_fast._util.tokens import MARKER, new_token
 
@@ -81,7 +81,7 @@ _SILENT_ATTEMPTS = 3
 
 _random = random.SystemRandom()  # a user may have seeded the module's own alike in all contenders
 
-_PERMANENT = (Refused, Redirected, AuthenticationError, AuthorizationError)
+_PERMANENT = (Refused, Redirected, *BAD_CREDENTIALS)
 
 
 class RedlockBase:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
-from redis.exceptions import AuthenticationError, AuthorizationError, ConnectionError, ResponseError, TimeoutError
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Forked, NoReply, OnReply
 from redislock_fast._protocol.capabilities import Capabilities
@@ -29,7 +29,7 @@ from redislock_fast._protocol.operation import (
 from redislock_fast._queue.waiters import Waiter, WaiterRegistry
 from redislock_fast._transport.pool_events import notice_credentials
 from redislock_fast._util import fork
-from redislock_fast._util.redis_py import RetryPolicy, redis_error, redis_errors
+from redislock_fast._util.redis_py import BAD_CREDENTIALS, RetryPolicy, redis_error, redis_errors
 from redislock_fast._util.times import FOREVER_S, GRACE_S, clock, reply_within_s
 from redislock_fast._util.tokens import PLAIN, TokenSource
 
@@ -131,7 +131,7 @@ class KeptKeys(Protocol):
         """After a patch, where the former thread has ended: start another one if it listened."""
 
 
-FINAL = (AuthenticationError, AuthorizationError, Refused, Redirected, Forked)
+FINAL = (*BAD_CREDENTIALS, Refused, Redirected, Forked)
 """Errors that no further attempt at the same server can mend."""
 
 TRANSIENT = (ConnectionBroken, NoReply, NotExecuted, ConnectionError, TimeoutError)

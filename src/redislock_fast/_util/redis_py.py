@@ -12,6 +12,8 @@ from redis.backoff import NoBackoff
 from redis.connection import DefaultParser
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
+    AuthorizationError,
     ClusterCrossSlotError,
     ClusterDownError,
     MasterDownError,
@@ -44,6 +46,10 @@ class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # it is a varia
         "TRYAGAIN": TryAgainError,
         **DefaultParser.EXCEPTION_CLASSES,
     }
+
+
+BAD_CREDENTIALS = (AuthenticationError, AuthorizationError)
+"""The errors of a server that does not accept the client's user and password: a `ConnectionError`, but no outage."""
 
 
 class RetryPolicy:

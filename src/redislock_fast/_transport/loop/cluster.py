@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from redis.exceptions import AuthenticationError, AuthorizationError, ConnectionError, RedisClusterException, RedisError
+from redis.exceptions import ConnectionError, RedisClusterException, RedisError
 
 from redislock_fast._pipe.base import Args, OnReply, Reply
 from redislock_fast._protocol.commands import ReadHolder
@@ -35,7 +35,7 @@ from redislock_fast._transport.routing import (
     settings_of_cluster,
     slot_node,
 )
-from redislock_fast._util.redis_py import redis_error
+from redislock_fast._util.redis_py import BAD_CREDENTIALS, redis_error
 
 _Result = TypeVar("_Result")
 
@@ -202,7 +202,7 @@ class LoopClusterTransport(LoopServerTransport):
         while True:
             try:
                 return await visit(await self._next_node(route))
-            except (AuthenticationError, AuthorizationError):
+            except BAD_CREDENTIALS:
                 raise
             except TROUBLES as trouble:
                 route.note_failure(trouble, error_of(trouble))

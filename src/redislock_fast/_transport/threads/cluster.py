@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from redis.exceptions import AuthenticationError, AuthorizationError, RedisClusterException, RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from redislock_fast._pipe.base import NOT_ASKED, Args, ConnectionBroken, Mailbox, NoReply, OnReply
 from redislock_fast._protocol.commands import ReadHolder
@@ -39,7 +39,7 @@ from redislock_fast._transport.threads.connect import Connection
 from redislock_fast._transport.threads.server import ThreadServerTransport
 from redislock_fast._transport.threads.starting import Task
 from redislock_fast._util import patching
-from redislock_fast._util.redis_py import redis_error
+from redislock_fast._util.redis_py import BAD_CREDENTIALS, redis_error
 from redislock_fast._util.times import clock
 
 _Result = TypeVar("_Result")
@@ -263,7 +263,7 @@ class ThreadClusterTransport(ThreadServerTransport):
         while True:
             try:
                 return visit(self._next_node(route))
-            except (AuthenticationError, AuthorizationError):
+            except BAD_CREDENTIALS:
                 raise
             except TROUBLES as trouble:
                 route.note_failure(trouble, error_of(trouble))
