@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from redislock_fast._protocol.report import LockReport, Participant, ProcessDetails
-from redislock_fast._queue.reporting import reporting
+from redislock_fast._queue.reporting import read_report
 from redislock_fast._transport.threads.driver import drive, transport_of
 
 if TYPE_CHECKING:
@@ -44,5 +44,5 @@ def holders(client: Client, name: str | bytes) -> LockReport:
         redis.exceptions.ResponseError: another error of the server.
     """
     transport = transport_of(client)
-    report: LockReport = drive(transport, reporting(transport.encoding.key_of(name)))
+    report: LockReport = drive(transport, read_report(transport.encoding.key_of(name)))
     return report

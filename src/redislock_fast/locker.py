@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import LockError, RedisError
 
-from redislock_fast._batch import BatchBase, BatchLease, BatchWatch, LockerBase, Name, Plan, acquiring, batch_options
+from redislock_fast._batch import (
+    BatchBase,
+    BatchLease,
+    BatchWatch,
+    LockerBase,
+    Name,
+    Plan,
+    acquire_locks,
+    batch_options,
+)
 from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._renewal.threads import renewer_of
 from redislock_fast._transport.threads.driver import drive
@@ -65,7 +74,7 @@ class Batch(BatchBase):
             redis.exceptions.TimeoutError: no reply in time; as for ConnectionError.
         """
         try:
-            results: dict[Name, bool] = drive(self._transport, self._releasing())
+            results: dict[Name, bool] = drive(self._transport, self._release())
         except RedisError:
             raise
         except BaseException:  # an interrupt, which may be an error, too: a release once called runs to its end
@@ -90,12 +99,12 @@ class Batch(BatchBase):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        results: dict[Name, bool] = drive(self._transport, self._extending(additional_time))
+        results: dict[Name, bool] = drive(self._transport, self._extend(additional_time))
         return results
 
     def reacquire(self) -> dict[Name, bool]:
         """Set the leases of the held locks back to the whole `timeout`. Returns and raises what `extend` does."""
-        results: dict[Name, bool] = drive(self._transport, self._reacquiring())
+        results: dict[Name, bool] = drive(self._transport, self._reacquire())
         return results
 
     def __enter__(self) -> Batch:
@@ -130,7 +139,7 @@ class Batch(BatchBase):
 def _acquire(transport: ThreadServerTransport, plan: Plan, options: Options | None) -> Batch:
     lease = BatchLease(plan, transport.new_token)
     try:
-        batch = Batch(transport, lease, drive(transport, acquiring(lease)))
+        batch = Batch(transport, lease, drive(transport, acquire_locks(lease)))
         if options is not None:
             renewer = renewer_of(transport)
             lease.watch = BatchWatch(batch, lease.groups, options, renewer)

@@ -22,6 +22,14 @@ from redislock_fast._procedures.lease import not_entered
 from redislock_fast._protocol.steps import Steps
 from redislock_fast._redlock.lease import renew
 from redislock_fast._redlock.lock import RedlockBase
+from redislock_fast._redlock.procedures import (
+    acquire_redlock,
+    clean_up_after,
+    extend_redlock,
+    reacquire_redlock,
+    read_redlock,
+    release_redlock,
+)
 from redislock_fast._redlock.rounds import AcquireRound
 from redislock_fast._redlock.threads import ThreadQuorum
 from redislock_fast._renewal.threads import Renewer, renewer_of
@@ -126,11 +134,11 @@ class Redlock(RedlockBase):
         blocking_timeout: float | None,
     ) -> bool:
         attempts: list[AcquireRound] = []
-        steps = self._acquiring(owner, sleep, blocking, blocking_timeout, attempts)
+        steps = acquire_redlock(self, owner, sleep, blocking, blocking_timeout, attempts)
         try:
             acquired: bool = self._quorum.drive(steps)
         except BaseException:  # perhaps an interrupt between the votes and the statement that notes them
-            self._clean_up_unnoticed(owner, attempts)
+            clean_up_after(self, owner, attempts)
             raise
         return acquired
 
@@ -154,7 +162,7 @@ class Redlock(RedlockBase):
     def _release(self, owner: Owner, token: bytes | None) -> None:
         if owner.token != token and owner.token is not None:  # acquired again meanwhile
             raise self._not_owned("release")
-        self._quorum.drive(self._releasing(owner))
+        self._quorum.drive(release_redlock(self, owner))
 
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
         """Prolong the lease.
@@ -178,7 +186,7 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: less than a majority agreed, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
         """
-        return self._prolong(self._extending(self._held(), additional_time, replace_ttl))
+        return self._prolong(extend_redlock(self, self._held(), additional_time, replace_ttl))
 
     def reacquire(self) -> Literal[True]:
         """Set the lease back to the lock's whole `timeout`.
@@ -188,7 +196,7 @@ class Redlock(RedlockBase):
         Returns:
             True.
         """
-        return self._prolong(self._reacquiring(self._held()))
+        return self._prolong(reacquire_redlock(self, self._held()))
 
     def _prolong(self, steps: Steps) -> Literal[True]:
         self._quorum.drive(steps)
@@ -201,7 +209,7 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: too few answered to tell, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
         """
-        locked: bool = self._quorum.drive(self._reading(self._held(), b""))
+        locked: bool = self._quorum.drive(read_redlock(self, self._held(), b""))
         return locked
 
     def owned(self) -> bool:
@@ -212,7 +220,7 @@ class Redlock(RedlockBase):
         return self._owned(self._held())
 
     def _owned(self, owner: Owner) -> bool:
-        return owner.token is not None and bool(self._quorum.drive(self._reading(owner, owner.token)))
+        return owner.token is not None and bool(self._quorum.drive(read_redlock(self, owner, owner.token)))
 
     def __enter__(self) -> Redlock:
         """Acquire.

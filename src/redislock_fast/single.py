@@ -22,9 +22,9 @@ from redislock_fast._procedures.once import (
     check_settings,
     describe_done,
     describe_skip,
-    looking,
+    mark_done,
     naming,
-    noting_done,
+    read_done,
     token_of_run,
 )
 from redislock_fast.lock import Lock
@@ -106,7 +106,7 @@ class Once(Lock, Generic[_SkipResult]):
         """Release as a `Lock` does. Where others wait, and no exception has ended the block, the job is done."""
         if exc_type is None and self._done_for_ms is not None:
             try:
-                self._drive(noting_done(self, self._done_for_ms))
+                self._drive(mark_done(self, self._done_for_ms))
             except BaseException as error:
                 super().__exit__(type(error), error, error.__traceback__)
                 raise
@@ -116,13 +116,13 @@ class Once(Lock, Generic[_SkipResult]):
         """Take the lock for a run. Returns False where the job is not to be run."""
         if self._done_for_ms is None:
             return self.acquire(token=token)
-        if self._drive(looking(self._key)):
+        if self._drive(read_done(self._key)):
             return False
         if not self.acquire(token=token):  # its `blocking_timeout` was set
             return False
         is_done = True
         try:
-            is_done = self._drive(looking(self._key))  # it may have been done meanwhile
+            is_done = self._drive(read_done(self._key))  # it may have been done meanwhile
         finally:
             if is_done:
                 with contextlib.suppress(LockError):  # lost: there is nothing to give back
@@ -131,7 +131,7 @@ class Once(Lock, Generic[_SkipResult]):
 
     def _skipped(self) -> Skipped:
         """Why the job was not run."""
-        if self._done_for_ms is not None and self._drive(looking(self._key)):
+        if self._done_for_ms is not None and self._drive(read_done(self._key)):
             return describe_done(self)
         skipped: Skipped = self._drive(describe_skip(self))
         return skipped

@@ -319,9 +319,9 @@ FAULTS = (
     ),
     Fault(
         "cancelled release of a Redlock keeps its lease",
-        "_redlock/lock.py",
-        "            if lease is not None:\n                owner.lease = None\n",
-        "            if False:\n                owner.lease = None\n",
+        "_redlock/procedures.py",
+        "        if lease is not None:\n            owner.lease = None\n",
+        "        if False:\n            owner.lease = None\n",
         (
             "tests/integration/metrics/test_storms.py::"
             "test_cancelled_releases_of_a_long_lived_lock_leave_nothing[renewed Redlock]"

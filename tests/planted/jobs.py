@@ -12,10 +12,10 @@ FAULTS = (
     Fault(
         "job is noted as done after its lock was given back",
         "single.py",
-        "            try:\n                self._drive(noting_done(self, self._done_for_ms))\n",
+        "            try:\n                self._drive(mark_done(self, self._done_for_ms))\n",
         (
             "            try:\n"
-            "                steps = noting_done(self, self._done_for_ms)\n"
+            "                steps = mark_done(self, self._done_for_ms)\n"
             "                super().__exit__(exc_type, exc_value, traceback)\n"
             "                return self._drive(steps)\n"
         ),
@@ -24,7 +24,7 @@ FAULTS = (
     Fault(
         "job is run again by one that has waited for it",
         "single.py",
-        "            is_done = self._drive(looking(self._key))  # it may have been done meanwhile\n",
+        "            is_done = self._drive(read_done(self._key))  # it may have been done meanwhile\n",
         "            is_done = False\n",
         _TESTS + "test_others_wait_until_the_job_is_done[threads-valkey]",
     ),

@@ -60,28 +60,28 @@ FAULTS = (
     ),
     Fault(
         "interrupted Redlock leaves its keys",
-        "_redlock/lock.py",
-        "            self._quorum.clean_up_round(attempt)\n",
+        "_redlock/procedures.py",
+        "        lock._quorum.clean_up_round(attempt)\n",
         "",
         "tests/unit/redlock/test_redlock.py::test_interrupted_redlock_is_cleaned_up",
     ),
     Fault(
         "Redlock whose acquire raises an error keeps its keys",
         "redlock.py",
-        "            self._clean_up_unnoticed(owner, attempts)\n            raise\n",
+        "            clean_up_after(self, owner, attempts)\n            raise\n",
         "            raise\n",
         "tests/integration/redlock/test_holding.py::test_thread_that_cannot_be_started_fails_one_acquire_only",
     ),
     Fault(
         "interrupted Redlock of a task leaves its keys",
         "asyncio/redlock.py",
-        "            self._clean_up_unnoticed(owner, attempts)\n            raise\n",
+        "            clean_up_after(self, owner, attempts)\n            raise\n",
         "            raise\n",
         "tests/unit/redlock/test_redlock.py::test_interrupted_redlock_of_a_task_is_cleaned_up",
     ),
     Fault(
         "release of a Redlock that goes on after an interrupt is refused when it is repeated",
-        "_redlock/lock.py",
+        "_redlock/procedures.py",
         "doubtful = [before is not None] * len(votes)",
         "doubtful = [False] * len(votes)",
         (
@@ -91,16 +91,16 @@ FAULTS = (
     ),
     Fault(
         "extend that is agreed to after the lease revives the Redlock",
-        "_redlock/lock.py",
+        "_redlock/procedures.py",
         "if round_.agreed and clock() < majority.valid_until:",
         "if round_.agreed:",
         "tests/unit/redlock/test_redlock.py::test_extend_that_a_majority_agrees_to_counts_while_the_lease_is_valid",
     ),
     Fault(
         "rest of a lost Redlock is not given back",
-        "_redlock/lock.py",
-        "            yield asking(self._quorum, self._release_round(majority))\n            raise",
-        "            raise",
+        "_redlock/procedures.py",
+        "        yield ask_servers(lock._quorum, release_round(lock, majority))\n        raise",
+        "        raise",
         (
             "tests/integration/redlock/test_redlock.py::"
             "test_lost_lock_is_not_prolonged_and_its_rest_is_given_back[threads-valkey-extend]"

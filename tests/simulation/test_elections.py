@@ -129,7 +129,7 @@ def _listen_to_nothing(self: Observing, waiter: Any) -> Steps:
         (Term, "_leave", _leave_in_silence, "calm", "has not stopped, and"),
         (Term, "_let_go", _keep, "calm", "nobody leads|the lock is left"),
         (Observing, "_if_new", _see_all, "calm", "sees term"),
-        (Observing, "_listening", _listen_to_nothing, "calm", "would have done"),
+        (Observing, "_listen", _listen_to_nothing, "calm", "would have done"),
     ],
 )
 def test_the_simulation_finds_a_planted_fault_of_elections(

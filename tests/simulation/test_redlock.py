@@ -32,7 +32,8 @@ from redislock_fast._protocol.capabilities import HELLO, PROBE, Capabilities
 from redislock_fast._protocol.queue import cleanup_requests
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._redlock import lease as redlock_lease
-from redislock_fast._redlock import lock as redlock_procedure
+from redislock_fast._redlock import lock as redlock_lock
+from redislock_fast._redlock import procedures
 from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.quorum import MajorityEntry
 from redislock_fast._redlock.rounds import AcquireRound, MajorityRound, ReacquireRound
@@ -121,7 +122,7 @@ class _Contender:
         local = lock._mine()
         while True:
             try:
-                if not (yield from lock._acquiring(local, None, True, dice.uniform(0, 0.5), [])):
+                if not (yield from procedures.acquire_redlock(lock, local, None, True, dice.uniform(0, 0.5), [])):
                     continue
                 self.held += 1
                 self.releases = False
@@ -129,12 +130,12 @@ class _Contender:
                 began = self.world.now
                 yield Do("sleep", dice.uniform(0, (1.5 if lock._options is None else 4) * TTL_S))
                 while dice.random() < 0.4 and lock.valid:
-                    yield from lock._extending(local, dice.uniform(0.01, TTL_S), dice.random() < 0.5)
+                    yield from procedures.extend_redlock(lock, local, dice.uniform(0.01, TTL_S), dice.random() < 0.5)
                     self.world.check()
                     yield Do("sleep", dice.uniform(0, TTL_S))
                 self.outlived += lock.valid and self.world.now > began + 2 * TTL_S
                 self.releases = True
-                yield from lock._releasing(local)
+                yield from procedures.release_redlock(lock, local)
             except (LockError, RedisError):
                 self.releases = True
             yield Do("sleep", dice.uniform(0, 0.05))
@@ -144,7 +145,7 @@ class _Contender:
         while True:
             due = self._schedule.take(self.world.clock())
             losses: list[LeaseLoss] = []
-            yield from redlock_lease.renewing(self, due, losses)  # type: ignore[arg-type]  # all of them are by quorum
+            yield from redlock_lease.renew_leases(self, due, losses)  # type: ignore[arg-type]  # all of them are by quorum
             self.world.check()
             self.clean_up(late_entries(losses))
             for lost, reason in losses:
@@ -300,13 +301,14 @@ def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
         times,
         lease_procedure,
         loss_procedure,
-        redlock_procedure,
+        redlock_lock,
+        procedures,
         schedule_module,
         redlock_lease,
         lease_module,
     ):
         monkeypatch.setattr(module, "clock", world.clock)
-    for module in (redlock_procedure, schedule_module):
+    for module in (procedures, schedule_module):
         monkeypatch.setattr(module, "_random", world.dice)
     world.run(20)
     return world

@@ -60,7 +60,7 @@ class AcquirePipeline(InBulk):
         ]
 
 
-def acquiring(lease: BatchLease) -> Steps:
+def acquire_locks(lease: BatchLease) -> Steps:
     """Acquire the locks of the plan. Returns the indexes of the locks that were missed.
 
     If it raises, `lease` has all locks that may be held, for the caller to clean up.
@@ -111,7 +111,7 @@ class _Acquisition:
             return missed
         with waiting_of(self._plan, self._plan.names[missed[0]], "polling", self._lease.token):
             while missed and not self._time_is_up():
-                yield from self._pausing(missed[0])
+                yield from self._pause(missed[0])
                 missed = yield from self._round(sorted(missed))
                 missed += yield from self._refresh()
         yield from self._regroup()
@@ -137,7 +137,7 @@ class _Acquisition:
                 if self._time_is_up():
                     yield from self._give_back(set(order))
                     return missed
-                granted, missed = yield from self._queueing(order[held])
+                granted, missed = yield from self._wait_in_queue(order[held])
                 missed += yield from self._refresh()
                 if not missed and not granted:
                     missed = yield from self._round([order[held]])
@@ -154,7 +154,7 @@ class _Acquisition:
     def _time_is_up(self) -> bool:
         return self._left_s() == 0.0
 
-    def _queueing(self, index: int) -> Steps:
+    def _wait_in_queue(self, index: int) -> Steps:
         """Wait for a lock in its queue, by a ticket. Returns whether it is held then, and the indexes of lost locks.
 
         The leases of the other locks are extended meanwhile. Where one of those is lost, it waits no longer.
@@ -182,7 +182,7 @@ class _Acquisition:
                 return True, lost
             lease.groups.remove(group)
             if outcome is POLL:
-                yield from self._pausing(index)
+                yield from self._pause(index)
         return False, lost
 
     def _pause_s(self) -> float:
@@ -192,7 +192,7 @@ class _Acquisition:
             pause_s = min(pause_s, self._plan.ttl_ms / 4000)
         return pause_s if left_s is None else min(pause_s, left_s)
 
-    def _pausing(self, index: int) -> Steps:
+    def _pause(self, index: int) -> Steps:
         """Pause before the next round, since this lock, at least, is another owner's."""
         self._limit.begin_wait()
         yield from log_wait_if_long(self._plan.keys[index], self._limit)

@@ -69,7 +69,7 @@ class BatchBase:
 
     # ---- steps ----
 
-    def _releasing(self) -> Steps:
+    def _release(self) -> Steps:
         verdicts: list[tuple[Indexes, list[bool]]] = []
         watch = self._lease.watch
         for groups in (yield from self._lease.rounds(self._lease.live_groups())):
@@ -86,7 +86,7 @@ class BatchBase:
                     verdicts.append((group.indexes, self._judged(group, operation.results)))
                     group.doubtful = operation.unsettled and operation.valid
                     self._lease.keep(group, operation.unfinished)
-            yield from self._reporting(verdicts[-len(groups) :])
+            yield from self._report_losses(verdicts[-len(groups) :])
         results = self._result(verdicts)
         if results:
             lost = list(results.values()).count(False)
@@ -100,14 +100,16 @@ class BatchBase:
         watch = self._lease.watch
         return results if watch is None else list(map(watch.held, group.indexes, results))
 
-    def _reporting(self, verdicts: list[tuple[Indexes, list[bool]]]) -> Steps:
+    def _report_losses(self, verdicts: list[tuple[Indexes, list[bool]]]) -> Steps:
         """Report the locks of each group that were found to be lost."""
         watch = self._lease.watch
         if watch is not None:
             for indexes, results in verdicts:
-                yield from watch.losing([index for index, held in zip(indexes, results, strict=True) if not held])
+                yield from watch.report_losses(
+                    [index for index, held in zip(indexes, results, strict=True) if not held]
+                )
 
-    def _prolonging(
+    def _prolong(
         self, verb: str, new_ttl_ms: int | None, operation_of: Callable[[bytes, Group], Extend | Reacquire]
     ) -> Steps:
         if self._lease.plan.ttl_ms is None:
@@ -126,7 +128,7 @@ class BatchBase:
                         self._note_leases(group, of_group, operation)
                         if watch is not None:
                             watch.note_request(group)
-            yield from self._reporting(verdicts[-len(groups) :])
+            yield from self._report_losses(verdicts[-len(groups) :])
         return self._result(verdicts)
 
     def _note_leases(self, group: Group, parts: Sequence[Extend | Reacquire], operation: Pipeline) -> None:
@@ -143,15 +145,15 @@ class BatchBase:
         group.expires_at = min((end for end in ends if end is not None), default=None)
         self._lease.forget(group, operation.results)
 
-    def _extending(self, additional_time: float) -> Steps:
+    def _extend(self, additional_time: float) -> Steps:
         add_ms = added_ms(additional_time)
-        return self._prolonging(
+        return self._prolong(
             "extend", None, lambda key, group: Extend(key, self._lease.token, add_ms, False, group.expires_at)
         )
 
-    def _reacquiring(self) -> Steps:
+    def _reacquire(self) -> Steps:
         ttl_ms = self._lease.plan.ttl_ms or 0
-        return self._prolonging("reacquire", ttl_ms, lambda key, _: Reacquire(key, self._lease.token, ttl_ms))
+        return self._prolong("reacquire", ttl_ms, lambda key, _: Reacquire(key, self._lease.token, ttl_ms))
 
 
 def _listed(names: list[Name]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from redislock_fast._batch.plan import BatchLease, Group, Name
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options, check_callback
-from redislock_fast._procedures.loss import LeaseLoss, asking_why, lose
+from redislock_fast._procedures.loss import LeaseLoss, find_out_why, lose
 from redislock_fast._protocol.steps import Steps
 from redislock_fast._util.errors import LossReason
 from redislock_fast._util.times import clock
@@ -128,7 +128,7 @@ class BatchWatch:
         """Whether a lock was held until now: a lost lock stays lost, whatever its key holds."""
         return result and self._locks[index].lease.loss is None
 
-    def losing(self, indexes: Sequence[int]) -> Steps:
+    def report_losses(self, indexes: Sequence[int]) -> Steps:
         """Find out why locks on one server were lost, and report each loss once."""
         leases = [lease for index in indexes if (lease := self._locks[index].lease).loss is None]
         losses: list[LeaseLoss] = []
@@ -140,6 +140,6 @@ class BatchWatch:
             else:
                 unclear.append(lease)
         if unclear:
-            yield from asking_why(unclear, losses, by_release=True)
+            yield from find_out_why(unclear, losses, by_release=True)
         for loss in losses:
             self._renewer.report_loss(*loss)

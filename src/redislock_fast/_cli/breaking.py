@@ -12,7 +12,7 @@ from redislock_fast._cli.connecting import add_query, client_of
 from redislock_fast._cli.exits import CommandError, Exit
 from redislock_fast._cli.looking import look_at
 from redislock_fast._cli.printing import holder_text, print_json, text_of
-from redislock_fast._procedures.breaking import Broken, breaking
+from redislock_fast._procedures.breaking import Broken, break_lock
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast.inspection import LockReport
 
@@ -46,7 +46,7 @@ def _break(arguments: argparse.Namespace) -> int:
     if not arguments.yes and not _confirmed(f"Break {what} held by {holder_text(holder)}? [y/N] "):
         return Exit.FAILED
     transport = transport_of(client)
-    broken: Broken | None = drive(transport, breaking(transport.encoding.key_of(name), token_id))
+    broken: Broken | None = drive(transport, break_lock(transport.encoding.key_of(name), token_id))
     if broken is None:
         raise CommandError(f"{what} is not held with token id {token_id!r} any more", Exit.FAILED)
     if arguments.json:

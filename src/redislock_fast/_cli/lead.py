@@ -17,7 +17,7 @@ from redislock_fast._cli.exits import CommandError, Exit, say
 from redislock_fast._cli.guard import Guard
 from redislock_fast._cli.holding import acquired, add_command, add_ttl, environment_of, finish, prepare, words_of
 from redislock_fast._cli.signals import Interrupted, Signals
-from redislock_fast._election.record import Outage, encoded, noting, reading
+from redislock_fast._election.record import Outage, encoded, read_leader, record_leader
 from redislock_fast._transport.greeting import introduce_as
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._util.times import clock
@@ -71,7 +71,7 @@ def _lead(arguments: argparse.Namespace) -> int:
     introduce_as(f"redislock:{PurePath(words[0]).name}")
     transport = transport_of(client)
     # A server that goes away later is waited for; one that is not there now is an error, as the URL may be wrong.
-    drive(transport, reading(transport.encoding.key_of(arguments.name), with_process=False))
+    drive(transport, read_leader(transport.encoding.key_of(arguments.name), with_process=False))
     signals, outage, pause_s = Signals(), Outage(arguments.name), 0.0
     try:
         while True:
@@ -160,7 +160,7 @@ class _Term:
         )
         try:
             acquired(lock, what, signals)
-            drive(transport_of(client), noting(lock, arguments.value or b""))
+            drive(transport_of(client), record_leader(lock, arguments.value or b""))
         except LockLostError:
             return None
         except RedisError:

@@ -30,9 +30,9 @@ from redislock_fast._cli.holding import (
 from redislock_fast._cli.parsing import CommandParser
 from redislock_fast._cli.scanning import positive_int
 from redislock_fast._cli.signals import Interrupted, Signals
-from redislock_fast._procedures.once import looking, noting_done
+from redislock_fast._procedures.once import mark_done, read_done
 from redislock_fast._protocol.commands import Reacquire
-from redislock_fast._queue.reporting import described, naming_several, reporting
+from redislock_fast._queue.reporting import described, name_holders, read_report
 from redislock_fast._transport.greeting import introduce_as
 from redislock_fast._transport.threads.driver import drive, transport_of
 from redislock_fast._util.times import clock, positive_ms
@@ -197,7 +197,7 @@ def _refusal_of_permit(client: Client, name: str) -> str:
     """Who has the permits, as far as the server tells."""
     transport = transport_of(client)
     try:
-        holders = drive(transport, naming_several(transport.encoding.key_of(name), _REPORT_LIMIT_S))
+        holders = drive(transport, name_holders(transport.encoding.key_of(name), _REPORT_LIMIT_S))
     except Exception:
         holders = "others"  # the refusal is certain, and has its exit code
     return f"no permit of the semaphore {name!r} was free: it is held by {holders}"
@@ -207,7 +207,7 @@ def _refusal(client: Client, lock_name: str) -> str:
     """Who has the lock, and since when, as far as the server tells."""
     transport = transport_of(client)
     try:
-        report = drive(transport, reporting(transport.encoding.key_of(lock_name), _REPORT_LIMIT_S))
+        report = drive(transport, read_report(transport.encoding.key_of(lock_name), _REPORT_LIMIT_S))
     except Exception:
         return f"the lock {lock_name!r} is another's"  # the refusal is certain, and has its exit code
     if report.holder is None:
@@ -224,7 +224,7 @@ def _is_done(client: Client, arguments: argparse.Namespace) -> bool:
     if arguments.done_for_s is None:
         return False
     transport = transport_of(client)
-    is_done: bool = drive(transport, looking(transport.encoding.key_of(arguments.name)))
+    is_done: bool = drive(transport, read_done(transport.encoding.key_of(arguments.name)))
     if is_done and arguments.verbose:
         say(f"{arguments.name!r} is done: the command is not run")
     return is_done
@@ -232,8 +232,8 @@ def _is_done(client: Client, arguments: argparse.Namespace) -> bool:
 
 def _note_done(client: Client, lock: Lock, done_for_s: float) -> None:
     """Note that the command has done it, while the lock is still held. Trouble is reported."""
-    noting = noting_done(lock, positive_ms(done_for_s, "done_for"))
-    finish(lock, f"{lock.name!r}", lambda: drive(transport_of(client), noting), "is done, but that could not be noted")
+    marking = mark_done(lock, positive_ms(done_for_s, "done_for"))
+    finish(lock, f"{lock.name!r}", lambda: drive(transport_of(client), marking), "is done, but that could not be noted")
 
 
 def _give_back(client: Client, lock: Lock | Permit, keep_until: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-from redislock_fast._election.record import reading
+from redislock_fast._election.record import read_leader
 from redislock_fast._protocol.keys import leader_key
 from redislock_fast._protocol.leading import Leader, WatchLeader
 from redislock_fast._protocol.steps import Do, Steps
@@ -48,7 +48,7 @@ class Observing:
         Returns:
             The `Leader`. None where `until` is set, and where the server tells nothing: look again after a while.
         """
-        seen = yield from reading(self._key, with_process=False)  # this connects, too
+        seen = yield from read_leader(self._key, with_process=False)  # this connects, too
         leader = yield from self._if_new(seen)
         if leader is not None or self._is_denied:
             return leader
@@ -57,11 +57,11 @@ class Observing:
         if waiter is None:
             return None
         try:
-            return (yield from self._watching(waiter))
+            return (yield from self._watch(waiter))
         finally:
             waiter.registry.leave(waiter)
 
-    def _watching(self, waiter: Waiter) -> Steps:
+    def _watch(self, waiter: Waiter) -> Steps:
         """Look whenever the record has changed, until the connection is lost. Returns as `steps`."""
         leader: Leader | None = None
         while leader is None and waiter.current and not self._until.is_set():
@@ -72,10 +72,10 @@ class Observing:
                 break
             leader = yield from self._if_new(watch.leader)
             if leader is None:
-                yield from self._listening(waiter)
+                yield from self._listen(waiter)
         return leader
 
-    def _listening(self, waiter: Waiter) -> Steps:
+    def _listen(self, waiter: Waiter) -> Steps:
         """Return when something has changed, when it is time to look, or to stop."""
         message, looks_at = None, clock() + _LOOK_S
         while message is None and not self._until.is_set() and (left_s := looks_at - clock()) > 0:
@@ -85,7 +85,7 @@ class Observing:
         """The leader with its process, if it leads still and its term is a higher one."""
         if seen is None or seen.term <= self._last:
             return None
-        leader = yield from reading(self._key, with_process=True)
+        leader = yield from read_leader(self._key, with_process=True)
         if leader is None or leader.term <= self._last:
             return None
         self._last = leader.term

@@ -93,7 +93,7 @@ def check_callbacks(**callbacks: Any) -> None:
         check_callback(name, callback)
 
 
-def noting(lock: Any, value: bytes) -> Steps:
+def record_leader(lock: Any, value: bytes) -> Steps:
     """Note that the holder of this lock leads.
 
     Raises:
@@ -106,7 +106,7 @@ def noting(lock: Any, value: bytes) -> Steps:
         raise lost(lock.name, LossReason.EXPIRED)
 
 
-def reading(key: bytes, with_process: bool) -> Steps:
+def read_leader(key: bytes, with_process: bool) -> Steps:
     """Read who leads. Returns a `Leader`, or None."""
     read = ReadLeader(key, with_process)
     yield Do("execute", read)

@@ -508,7 +508,7 @@ def poll_by_hook(lock: LockBase, call: Call) -> Steps:
 def attempt_by_hook(lock: LockBase, call: Call) -> Steps:
     """Make an attempt by an overridden `do_acquire`. Returns whether the lock is held."""
     owner = call.owner
-    acquired = bool((yield from lock._calling(owner, lock.do_acquire, call.token, call=call)))
+    acquired = bool((yield from lock._call_hook(owner, lock.do_acquire, call.token, call=call)))
     if acquired:
         owner.expiry = call.hook_expiry
         owner.hold(call.token)
@@ -519,7 +519,7 @@ def attempt_by_hook(lock: LockBase, call: Call) -> Steps:
 
 
 def wait_by_push(lock: LockBase, call: Call, wait: Wait | None) -> Steps:
-    """Wait until the server gives the lock, or sends a message of a change. Returns what `_queueing` does."""
+    """Wait until the server gives the lock, or sends a message of a change. Returns what `_wait_in_queue` does."""
     waiting = new_waiting(lock, call, call.sleep_s, call.deadline)
     outcome = yield from wait_in_queue(lock, waiting, call)
     if waiting.own is None:

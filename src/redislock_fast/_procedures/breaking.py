@@ -13,7 +13,7 @@ from redislock_fast._protocol.commands import ReadHolder, Release
 from redislock_fast._protocol.permits import ReadPermits, ReleasePermit
 from redislock_fast._protocol.queue import AskHolder
 from redislock_fast._protocol.steps import Do, Steps
-from redislock_fast._queue.reporting import reporting
+from redislock_fast._queue.reporting import read_report
 from redislock_fast._util.times import clock
 from redislock_fast._util.tokens import listens, token_id_of, without_flag
 
@@ -36,7 +36,7 @@ class Broken(NamedTuple):
     remains_s: float = 0.0
 
 
-def breaking(key: bytes, token_id: str) -> Steps:
+def break_lock(key: bytes, token_id: str) -> Steps:
     """Release a lock or a permit for the holder with this token id, and hand it over to the first waiter.
 
     The release names the holder's token, so a newer holder keeps the lock, whenever it got it.
@@ -47,7 +47,7 @@ def breaking(key: bytes, token_id: str) -> Steps:
     reading = ReadHolder(key)
     yield Do("execute", reading)
     if reading.result and reading.holder is None:  # no string: a semaphore
-        return (yield from _breaking_permit(key, token_id))
+        return (yield from _break_permit(key, token_id))
     token = without_flag(reading.holder or b"")
     if not token or token_id_of(token) != token_id:
         return None
@@ -56,13 +56,13 @@ def breaking(key: bytes, token_id: str) -> Steps:
         left = yield from _ask_holder(key, token)
         if left is not None:
             return left
-        remains_s = (yield from reporting(key)).ttl_s or 0.0
+        remains_s = (yield from read_report(key)).ttl_s or 0.0
     release = Release(key, token, None)
     yield Do("execute", release)
     return Broken(bool(release.handed_over), remains_s) if release.result else None
 
 
-def _breaking_permit(key: bytes, token_id: str) -> Steps:
+def _break_permit(key: bytes, token_id: str) -> Steps:
     reading = ReadPermits(key)
     yield Do("execute", reading)
     for token, _ in reading.holders:

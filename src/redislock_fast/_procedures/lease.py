@@ -59,7 +59,7 @@ class LeaseLock(Protocol):
     def _is_meant(self, token: Any, held: bytes) -> bool:
         """Whether an acquire with this token, which may be None, may mean the held lock."""
 
-    def _finding_out(self, lease: Lease) -> Steps:
+    def _find_out_why(self, lease: Lease) -> Steps:
         """Returns why the lease was lost."""
 
     def _not_owned(self, verb: str) -> LockNotOwnedError:
@@ -136,7 +136,7 @@ def raise_lost(
     """
     lock._let_go(lease)
     if lease.loss is None and (by_release or not lease.over):
-        reason = yield from lock._finding_out(lease)
+        reason = yield from lock._find_out_why(lease)
         if lease.lose(reason, by_release):
             lock._report_loss(lease, reason)
     raise (lock._not_owned(verb) if lease.loss is None else lost_error(lock, verb, lease)) from error

@@ -462,7 +462,7 @@ class LockBase:
         acting = _acting.get()
         return None if acting is None or acting[0]() is not self or acting[2] is None else acting[2]()
 
-    def _calling(self, owner: Owner, hook: Callable[..., Any], *args: Any, call: Call | None = None) -> Steps:
+    def _call_hook(self, owner: Owner, hook: Callable[..., Any], *args: Any, call: Call | None = None) -> Steps:
         """Call an overridden hook for this owner, and for this acquire. Returns what the hook returns."""
         before = _acting.set((weakref.ref(self), weakref.ref(owner), None if call is None else weakref.ref(call)))
         try:
@@ -670,7 +670,7 @@ class LockBase:
         return LockLostError(text, lock_name=self.name, reason=reason)
 
     # ---- loss ----
-    def _finding_out(self, lease: Lease) -> Steps:
+    def _find_out_why(self, lease: Lease) -> Steps:
         """Returns why the lock was lost. Sends `GET name` where the lease has not ended, and it is no permit."""
         if clock() >= lease.deadline:
             return LossReason.EXPIRED

@@ -100,7 +100,9 @@ def _log_series(leases: list[Lease], were_troubled: list[bool]) -> None:
         logger.warning("%d locks, such as %s, are renewed again.", len(mended), shown(mended[0].key))
 
 
-def attempting(leases: list[Lease], step: Do, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]) -> Steps:
+def attempt_renewal(
+    leases: list[Lease], step: Do, verdicts: Callable[[], list[Verdict]], losses: list[LeaseLoss]
+) -> Steps:
     """Make the step that renews these leases, and note its verdicts, which `verdicts` returns by lease.
 
     Returns:
@@ -151,7 +153,7 @@ def limit_s(leases: list[Lease], now: float) -> float:
     return min(max(min((first_deadline - now) * _LIMIT, ends_by - now), _SHORTEST_LIMIT_S), _LONGEST_LIMIT_S)
 
 
-def asking_why(leases: list[Lease], losses: list[LeaseLoss], by_release: bool = False) -> Steps:
+def find_out_why(leases: list[Lease], losses: list[LeaseLoss], by_release: bool = False) -> Steps:
     """Find out why locks on one server are not held any more. Adds each to `losses`, once."""
     unclear = [lease for lease in leases if not is_permit(lease.token)]
     for lease in leases:

@@ -18,7 +18,7 @@ from redis.exceptions import LockError, RedisError
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._protocol.done import Done
 from redislock_fast._protocol.steps import Do, Steps
-from redislock_fast._queue.reporting import reporting
+from redislock_fast._queue.reporting import read_report
 from redislock_fast._util.errors import shown
 from redislock_fast._util.times import positive_ms
 
@@ -119,7 +119,7 @@ def describe_skip(lock: LockBase) -> Steps:
     """Returns the `Skipped` of an attempt that has failed. Sends what `holders` sends."""
     report: LockReport | None = None
     with contextlib.suppress(RedisError):  # it may be forbidden
-        report = yield from reporting(lock._key)
+        report = yield from read_report(lock._key)
     text = f"The lock {shown(lock.name)} is another's: the job was not run"
     if report is None:
         return Skipped(text, lock.name)
@@ -131,14 +131,14 @@ def describe_done(lock: LockBase) -> Skipped:
     return Skipped(f"The job of the lock {shown(lock.name)} is done: it was not run again", lock.name)
 
 
-def looking(key: bytes) -> Steps:
+def read_done(key: bytes) -> Steps:
     """Returns whether the job of the lock with this key counts as done. Sends `EVALSHA`."""
     look = Done(key)
     yield Do("execute", look)
     return look.result
 
 
-def noting_done(lock: LockBase, done_for_ms: int) -> Steps:
+def mark_done(lock: LockBase, done_for_ms: int) -> Steps:
     """Note that the job is done, while the caller still holds the lock. Sends `EVALSHA`.
 
     Nothing is noted where the lock was lost, which the release finds out.

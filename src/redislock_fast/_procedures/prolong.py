@@ -173,7 +173,7 @@ def begins_prolonging(lock: LockBase, owner: Owner, verb: str) -> bool:
 def extend_lock(lock: LockBase, owner: Owner, additional_time: float, replace_ttl: bool) -> Steps:
     """Extend. Returns True, or what an overridden `do_extend` returns."""
     if lock._is_overridden("do_extend"):
-        prolonging = lock._calling(owner, lock.do_extend, additional_time, replace_ttl)
+        prolonging = lock._call_hook(owner, lock.do_extend, additional_time, replace_ttl)
     else:
         prolonging = extend_once(lock, owner, additional_time, replace_ttl)
     if owner.lease is None:
@@ -185,7 +185,7 @@ def extend_lock(lock: LockBase, owner: Owner, additional_time: float, replace_tt
 def reacquire_lock(lock: LockBase, owner: Owner) -> Steps:
     """Reacquire. Returns True, or what an overridden `do_reacquire` returns."""
     if lock._is_overridden("do_reacquire"):
-        prolonging = lock._calling(owner, lock.do_reacquire)
+        prolonging = lock._call_hook(owner, lock.do_reacquire)
     else:
         prolonging = reacquire_once(lock, owner)
     if owner.lease is None:

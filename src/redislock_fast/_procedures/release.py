@@ -231,7 +231,7 @@ def ask_release(lock: LockBase, owner: Owner, token: bytes, sent: Release | None
             yield Do("execute", keeping)
             return keeping.result
     if lock._is_overridden("do_release"):
-        yield from lock._calling(owner, lock.do_release, token)
+        yield from lock._call_hook(owner, lock.do_release, token)
         return True
     return (yield from release_token(lock, token, owner))
 

@@ -32,7 +32,7 @@ def log_waits(after_s: float | None = 5.0) -> None:
     Limit.long_s = long_s
 
 
-def reporting(key: bytes, limit_s: float | None = None) -> Steps:
+def read_report(key: bytes, limit_s: float | None = None) -> Steps:
     """Read who holds a lock, and who waits for it. Returns a `LockReport`."""
     reading = ReadReport(key)
     yield Do("execute", reading, limit_s)
@@ -44,19 +44,19 @@ def log_long_wait(key: bytes, waited_s: float, limit_s: float | None, is_semapho
     if not is_logged():
         return
     try:
-        holders = yield from (naming_several if is_semaphore else _naming_one)(key, limit_s)
+        holders = yield from (name_holders if is_semaphore else _name_holder)(key, limit_s)
     except Exception:  # the waiter finds out by itself
         holders = "an owner that could not be read"
     log_wait(key, waited_s, holders, "semaphore" if is_semaphore else "lock")
 
 
-def _naming_one(key: bytes, limit_s: float | None) -> Steps:
+def _name_holder(key: bytes, limit_s: float | None) -> Steps:
     """Returns the holder of a lock in words."""
-    report = yield from reporting(key, limit_s)
+    report = yield from read_report(key, limit_s)
     return "nobody by now" if report.holder is None else described(report.holder)
 
 
-def naming_several(key: bytes, limit_s: float | None) -> Steps:
+def name_holders(key: bytes, limit_s: float | None) -> Steps:
     """Returns some holders of a semaphore in words, the first whose permits end."""
     reading = ReadPermits(key)
     yield Do("execute", reading, limit_s)

@@ -182,8 +182,8 @@ class Waiting:
             if waiter is None:
                 return POLL
             try:
-                outcome = yield from self._joining(waiter, message)
-                outcome = yield from self._falling_back(waiter, outcome)
+                outcome = yield from self._go_on(waiter, message)
+                outcome = yield from self._fall_back(waiter, outcome)
                 if outcome is not BROKEN:
                     return outcome
             except GeneratorExit:  # the task was dropped: this may run in any thread, so nothing may be sent
@@ -200,14 +200,14 @@ class Waiting:
         """How long to wait at most from now on, in seconds; below 0 when the time is up."""
         return self._limit.left_s()
 
-    def _falling_back(self, waiter: Waiter, outcome: object) -> Steps:
+    def _fall_back(self, waiter: Waiter, outcome: object) -> Steps:
         """Go on where the queue has no result. Returns the outcome; BROKEN to start again as a new waiter."""
         queues = waiter.channel is not None
         if queues and outcome in (_DENIED, BROKEN) and self.token is waiter.token:
             outcome = (yield from self._leave(waiter, self.limit_s())) or outcome
         if outcome is _DENIED:
             waiter.key_queue.dequeue(waiter)
-            outcome = POLL if is_permit(self.token) else (yield from self._watching(waiter))
+            outcome = POLL if is_permit(self.token) else (yield from self._watch_key(waiter))
         if waiter.asked_at and outcome in (BROKEN, TIME_UP):
             waiter.withdraw()
         if outcome is BROKEN and queues:
@@ -216,7 +216,7 @@ class Waiting:
 
     # ---- in the queue ----
 
-    def _joining(self, waiter: Waiter, message: object) -> Steps:
+    def _go_on(self, waiter: Waiter, message: object) -> Steps:
         if isinstance(message, BaseException):
             try:
                 raise message
@@ -227,14 +227,14 @@ class Waiting:
         if message is ENTERED:
             timeout_s = self.join(waiter)
             if timeout_s is None:
-                return (yield from self._queueing(waiter, None))
+                return (yield from self._wait_in_queue(waiter, None))
             message = yield Do("next_message", waiter, timeout_s)
-        outcome = yield from self._listening(waiter, message)
+        outcome = yield from self._listen(waiter, message)
         if outcome is not _CHECK and outcome is not _DUE:
             return outcome
-        return (yield from self._queueing(waiter, waiter.oldest() if outcome is _DUE else None))
+        return (yield from self._wait_in_queue(waiter, waiter.oldest() if outcome is _DUE else None))
 
-    def _queueing(self, waiter: Waiter, oldest: Waiter | None) -> Steps:
+    def _wait_in_queue(self, waiter: Waiter, oldest: Waiter | None) -> Steps:
         """Ask the server, listen, and ask again. A health check asks for the oldest waiter, too."""
         watches = True
         while True:
@@ -254,7 +254,7 @@ class Waiting:
                     return grant
                 continue
             if self.own is not None and is_held_with(wait.value, self.own):
-                return (yield from self._adopting(waiter))
+                return (yield from self._adopt(waiter))
             waiter.note(wait.value, wait.sent_at, wait.left_ms)
             waiter.arrival = wait.arrival or waiter.arrival  # a grant of an earlier place in the queue does not count
             if oldest is not None and self._is_lost(wait, oldest):
@@ -267,7 +267,7 @@ class Waiting:
                 if watches and watch.value != wait.value:
                     continue
             message = yield Do("next_message", waiter, self._listen_s(waiter))
-            outcome = yield from self._listening(waiter, message)
+            outcome = yield from self._listen(waiter, message)
             if outcome is not _CHECK and outcome is not _DUE:
                 return outcome
             oldest = waiter.oldest() if outcome is _DUE else None
@@ -275,7 +275,7 @@ class Waiting:
     def _refused(self, waiter: Waiter, wait: JoinQueue) -> Steps:
         """Go on where the server does not execute the request, or may still execute it. Returns the outcome."""
         if wait.denied == MOVING:
-            return (yield from self._trying(waiter))
+            return (yield from self._try_once(waiter))
         if wait.unsettled:  # it is cleaned up
             self.token = waiter.node.new_token(self.key, kind_of(self.token))
             return BROKEN
@@ -306,7 +306,7 @@ class Waiting:
             self.key, self.token, self._terms, publish, waiter.channel, self._awake_ms, self._kept_ms, look_for
         )
 
-    def _listening(self, waiter: Waiter, message: object) -> Steps:
+    def _listen(self, waiter: Waiter, message: object) -> Steps:
         """Returns the outcome, or why the server must be asked again: _CHECK for a message, _DUE for a health check."""
         while True:
             if waiter.accepts(message):
@@ -326,12 +326,12 @@ class Waiting:
     def _listen_s(self, waiter: Waiter) -> float:
         return min(waiter.listen_s(self._limit.wakes_at), self._longest_s)
 
-    def _adopting(self, waiter: Waiter) -> Steps:
+    def _adopt(self, waiter: Waiter) -> Steps:
         """Take the lock that is held with the caller's own token. Returns a Grant; BROKEN where it ended meanwhile."""
         grant = yield from self._leave(waiter, self.limit_s())
-        return grant or (yield from self._attempting()) or BROKEN
+        return grant or (yield from self._attempt()) or BROKEN
 
-    def _attempting(self) -> Steps:
+    def _attempt(self) -> Steps:
         """Try to take the lock. Returns a Grant, or None."""
         self.attempt = attempt = self._kind(self.key, self.held_with, self.ttl_ms)
         yield Do("execute", attempt, self.limit_s())
@@ -371,13 +371,13 @@ class Waiting:
 
     # ---- without a queue ----
 
-    def _trying(self, waiter: Waiter) -> Steps:
+    def _try_once(self, waiter: Waiter) -> Steps:
         """Try once, and pause: the lock's slot is moving, and no queue can be joined until it has arrived.
 
         The token is a new one, because the old one may still have a place in the queue.
         """
         self.token = waiter.node.new_token(self.key, kind_of(self.token))
-        grant = yield from self._attempting()
+        grant = yield from self._attempt()
         if grant:
             return grant
         left_s = self.limit_s()
@@ -387,7 +387,7 @@ class Waiting:
         yield Do("sleep", self._interval_s)
         return BROKEN
 
-    def _watching(self, waiter: Waiter) -> Steps:
+    def _watch_key(self, waiter: Waiter) -> Steps:
         """Watch the key, and try to take the lock when it changes."""
         self.tracks = True
         self._limit.begin_wait()
@@ -399,7 +399,7 @@ class Waiting:
             if watch.denied:
                 return POLL
             if watch.value is None or (self.own is not None and is_held_with(watch.value, self.own)):
-                grant = yield from self._attempting()
+                grant = yield from self._attempt()
                 if grant:
                     return grant
                 if self.attempt is not None and self.attempt.unsettled:  # it is cleaned up

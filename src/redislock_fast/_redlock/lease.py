@@ -13,9 +13,17 @@ from typing import Any
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempting, ignoring_errors, limit_s, lose, renewable
+from redislock_fast._procedures.loss import (
+    LeaseLoss,
+    Verdict,
+    attempt_renewal,
+    ignoring_errors,
+    limit_s,
+    lose,
+    renewable,
+)
 from redislock_fast._protocol.steps import Steps
-from redislock_fast._redlock.quorum import MajorityEntry, asking
+from redislock_fast._redlock.quorum import MajorityEntry, ask_servers
 from redislock_fast._redlock.rounds import (
     AcquireRound,
     LeaseRound,
@@ -165,17 +173,17 @@ class RedlockLease(Lease):
 
 def renew(quorum: Any, due: list[Any], losses: list[LeaseLoss]) -> Any:
     """Renew the leases that are due at the servers of a Redlock; a `RenewalBatch`."""
-    return quorum.drive(renewing(quorum, due, losses))
+    return quorum.drive(renew_leases(quorum, due, losses))
 
 
-def renewing(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
+def renew_leases(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     """Renew those of the due leases that can be renewed. Adds losses to `losses`. Sends what `Redlock.extend` sends."""
     open_ones: list[Any] = renewable(list(leases), losses)
     for at in range(0, len(open_ones), _MOST_AT_ONCE):
-        yield from _renewing_batch(quorum, open_ones[at : at + _MOST_AT_ONCE], losses)
+        yield from _renew_batch(quorum, open_ones[at : at + _MOST_AT_ONCE], losses)
 
 
-def _renewing_batch(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
+def _renew_batch(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     now = clock()
     asked: list[Any] = []
     rounds: list[ReacquireRound] = []
@@ -187,11 +195,11 @@ def _renewing_batch(quorum: Any, leases: list[RedlockLease], losses: list[LeaseL
                 ReacquireRound(lease.keys, lease.token, ttl_ms, limit_s([lease], now), list(lease.majority.refusals))
             )
     if asked:
-        gone: list[Any] = yield from attempting(
-            asked, asking(quorum, *rounds), lambda: [*map(_verdict, rounds)], losses
+        gone: list[Any] = yield from attempt_renewal(
+            asked, ask_servers(quorum, *rounds), lambda: [*map(_verdict, rounds)], losses
         )
         if gone:
-            yield from _asking_why(quorum, gone, losses)
+            yield from _find_out_why(quorum, gone, losses)
 
 
 def _verdict(round_: ReacquireRound) -> Verdict:
@@ -199,11 +207,11 @@ def _verdict(round_: ReacquireRound) -> Verdict:
     return Verdict(held, round_.ends_at if any(round_.sent) else None)
 
 
-def _asking_why(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
+def _find_out_why(quorum: Any, leases: list[RedlockLease], losses: list[LeaseLoss]) -> Steps:
     now = clock()
     rounds = [TakenRound(lease.keys, lease.token, limit_s([lease], now)) for lease in leases]
     with ignoring_errors():
-        yield asking(quorum, *rounds)
+        yield ask_servers(quorum, *rounds)
     for lease, round_ in zip(leases, rounds, strict=True):
         lose(lease, reason_of_round(round_), losses)
 

@@ -1,71 +1,39 @@
-"""The operations of a `Redlock`, step by step, for threads and for tasks.
+"""`RedlockBase`: the servers and settings of a Redlock, and what its callers hold. Sends nothing.
 
-Rules:
-- Every attempt has a token of its own, so what an earlier attempt has left is never mistaken for it. The tokens lack
-  the marker of `_util/tokens.py`: a Redlock has no queue, since no single server can hand it over.
-- Where too many servers refuse, the result is negative. Where too many do not reply, that is an error, unless there is
-  time for another attempt.
-- A lock that is held on options has a `Lease`, which says until when it is held. Without one, its `MajorityLease` does.
-
-Thread safety: see `_lease/owner.py`.
+Its operations are the functions of `procedures.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
-import random
 import threading
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from redis.exceptions import ConnectionError, LockNotOwnedError, TimeoutError
+from redis.exceptions import LockNotOwnedError
 
 from redislock_fast._lease import owner as owners
-from redislock_fast._lease.callbacks import end_callback
 from redislock_fast._lease.lease import Lease
-from redislock_fast._lease.logs import log_if_long
-from redislock_fast._lease.metrics import end_count, report_call, waiting_of
 from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._lease.owner import Owner, SharedOwner, twin_of
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._lease.task_owner import TaskOwners
 from redislock_fast._procedures.lease import (
-    UNLOCKED,
     describe,
-    end_lost,
-    leave_once,
-    lost_error,
-    raise_lost,
-    reenter,
-    refuse_in_callback,
-    report_failure,
-    report_release,
-    unlocked_error,
-    would_wait_for_itself,
 )
 from redislock_fast._procedures.lock import observe_by_otel
-from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
-from redislock_fast._protocol.steps import Do, Steps
-from redislock_fast._redlock.lease import MajorityLease, RedlockLease, new_standing_of, reason_of_round, standing_of
-from redislock_fast._redlock.quorum import Quorum, asking
+from redislock_fast._protocol.steps import Steps
+from redislock_fast._redlock.lease import reason_of_round, standing_of
+from redislock_fast._redlock.quorum import Quorum, ask_servers
 from redislock_fast._redlock.rounds import (
-    AcquireRound,
-    MajorityRound,
-    ReacquireRound,
-    ReadRound,
-    ReleaseRound,
     TakenRound,
     valid_s,
 )
 from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason, shown
-from redislock_fast._util.redis_py import BAD_CREDENTIALS, own_copy, redis_error
-from redislock_fast._util.times import Limit, added_ms, blocks, clock, drift_s, poll_seconds, positive_ms, wait_seconds
-from redislock_fast._util.tokens import MARKER, new_token
+from redislock_fast._util.times import blocks, clock, poll_seconds, positive_ms, wait_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Never
@@ -75,13 +43,6 @@ if TYPE_CHECKING:
     from redislock_fast._lease.metrics import Metrics
 
 _FEWEST = 3
-
-_SILENT_ATTEMPTS = 3
-"""After so many attempts in a row without the votes of a majority, an `acquire` without a deadline raises."""
-
-_random = random.SystemRandom()  # a user may have seeded the module's own alike in all contenders
-
-_PERMANENT = (Refused, Redirected, *BAD_CREDENTIALS)
 
 
 class RedlockBase:
@@ -347,314 +308,18 @@ class RedlockBase:
         majority = standing_of(owner).majority
         return majority is not None and majority.releasing is not None
 
-    def _lease(self, owner: Owner, verb: str) -> MajorityLease:
-        refuse_in_callback(self, verb, owner)
-        majority = standing_of(owner).majority
-        if majority is None:
-            raise unlocked_error(self, f"Cannot {verb} an unlocked lock")
-        return majority
-
-    def _forget(self, owner: Owner, token: bytes) -> None:
-        """Note that the lock is not held under this token any more."""
-        lease = owner.lease
-        if lease is not None and lease.token == token:
-            self._let_go(lease)
-            lease.end()
-            end_count(lease)
-            owner.lease = None
-        if owner.token == token:  # where the owner is shared, another caller may have acquired meanwhile
-            owner.token = new_standing_of(owner).majority = None
-
-    # ---- acquire ----
-
-    def _acquiring(
-        self,
-        owner: Owner,
-        sleep: float | None,
-        blocking: bool | None,
-        blocking_timeout: float | None,
-        attempts: list[AcquireRound],
-        task: asyncio.Task[object] | None = None,
-    ) -> Steps:
-        """Acquire, and do what the options ask for. Returns whether the lock is held.
-
-        `attempts` gets the attempt that nobody else cleans up, for `_clean_up_unnoticed` after any error: the owner may
-        be shared, and an interrupt may be an error like all others. `task` is the task that will hold the lock, None in
-        threads. The other parameters are those of `acquire`.
-        """
-        options = self._options
-        attempting = self._attempting(owner, sleep, blocking, blocking_timeout, attempts)
-        majority: MajorityLease | None
-        if options is None:
-            majority = yield from attempting
-        elif reenter(self, owner):
-            return True
-        else:
-            majority = yield from self._attempting_on_options(options, owner, attempting, task)
-        if majority is None:
-            return False
-        new_standing_of(owner).majority = majority
-        owner.hold(majority.token)
-        return True
-
-    def _attempting_on_options(
-        self, options: Options, owner: Owner, attempting: Steps, task: asyncio.Task[object] | None
-    ) -> Steps:
-        """`_attempting`, with the beginning of the lease and a report of the outcome. Returns the lease or None."""
-        if options.adaptive is not None:
-            self._set_ttl(options.adaptive.ttl_ms(self._name))
-        asked_at = clock()
-        try:
-            with options.guarded():
-                majority = yield from attempting
-            if majority is not None:
-                self._begin(options, owner, majority, asked_at, task)
-        except BaseException as error:
-            report_failure(self, options, standing_of(owner).retries + 1, asked_at, error)
-            raise
-        if majority is None:
-            report_failure(self, options, standing_of(owner).retries + 1, asked_at, None)
-        return majority
-
-    def _attempting(
-        self,
-        owner: Owner,
-        sleep: float | None,
-        blocking: bool | None,
-        blocking_timeout: float | None,
-        attempts: list[AcquireRound],
-    ) -> Steps:
-        """Attempt until a majority agrees or the time is up. Returns the lease or None; the caller must note it."""
-        sleep = poll_seconds(self.sleep if sleep is None else sleep)
-        blocking = blocks(self.blocking if blocking is None else blocking)
-        blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        asked_at = clock()
-        limit = Limit(None if blocking_timeout is None else wait_seconds(blocking_timeout, "blocking_timeout"))
-        standing = new_standing_of(owner)
-        silent = standing.retries = 0
-        has_waited = False
-        with contextlib.ExitStack() as waits:
-            while True:
-                token = new_token()[len(MARKER) :]
-                standing.round = attempt = AcquireRound(self._keys, token, self._ttl_ms, self._limit_s)
-                attempts[:] = [attempt]
-                yield asking(self._quorum, attempt)
-                if not attempt.given_up:
-                    return MajorityLease(attempt)
-                attempts.clear()  # it was cleaned up
-                silent = 0 if attempt.answered else silent + 1
-                # Two callers that have split the votes must not meet again: each waits for another time.
-                pause_s = _random.uniform(0, sleep)
-                is_last = not blocking or not limit.allows(pause_s)
-                is_patient = limit.deadline is None
-                gives_up = is_last or _is_hopeless(attempt) or (silent >= _SILENT_ATTEMPTS and is_patient)
-                if silent and gives_up:
-                    raise self._error_of(attempt, asked_at)
-                if is_last:
-                    return None
-                if is_patient:
-                    self._refuse_to_wait_for_itself(owner, attempt)
-                if not has_waited:
-                    waits.enter_context(waiting_of(self._options, self._name, "polling"))
-                    has_waited = True
-                    limit.begin_wait()
-                log_if_long(self._keys[0], limit, "another owner")
-                yield Do("sleep", pause_s)
-                standing.retries += 1
-
-    def _refuse_to_wait_for_itself(self, owner: Owner, attempt: AcquireRound) -> None:
-        lease, token = owner.lease, owner.token
-        endless = self.thread_local and lease is not None and lease.is_endless
-        if endless and token is not None and attempt.is_held_with(token):
-            raise would_wait_for_itself(self._name, "task" if self._is_for_tasks else "thread")
-
-    def _begin(
-        self,
-        options: Options,
-        owner: Owner,
-        majority: MajorityLease,
-        asked_at: float,
-        task: asyncio.Task[object] | None,
-    ) -> None:
-        """Begin the lease of a lock that is held on options.
-
-        This comes before the token is noted: another caller that shares the owner must not release the lock without it.
-        """
-        before, owner.lease = owner.lease, None
-        end_callback(self)
-        if before is not None:
-            end_lost(self, before, LossReason.DELETED)
-        owner.lease = lease = RedlockLease(self, self._keys, majority, self._ttl_ms, options, self._quorum)
-        lease.task = None if task is None else weakref.ref(task)
-        self._keep(lease)
-        waited_s = lease.acquired_at - asked_at
-        lease.report_begin(waited_s, standing_of(owner).retries + 1)
-        report_call(options, "acquired {} after", self._name, waited_s, lease.token)
-
-    def _clean_up_unnoticed(self, owner: Owner, attempts: list[AcquireRound]) -> None:
-        """Clean up after an acquire that has raised: the lock is not held.
-
-        That may be an interrupt between the outcome and its return to the caller; or no thread can be started.
-        """
-        for attempt in attempts:
-            self._forget(owner, attempt.token)
-            self._quorum.clean_up_round(attempt)
-
-    # ---- release ----
-
-    def _releasing(self, owner: Owner) -> Steps:
-        """Release the lock at all servers, as `release` does."""
-        refuse_in_callback(self, "release", owner)
-        majority = standing_of(owner).majority
-        if majority is None:
-            raise unlocked_error(self, UNLOCKED)
-        lease = owner.held_lease
-        if lease is not None:
-            if leave_once(self, lease):
-                return
-            self._let_go(lease)
-            if not lease.end():
-                self._forget(owner, lease.token)
-                report_release(self, lease, False)
-                raise lost_error(self, "release", lease)
-            if lease.expires_at is not None:
-                majority.times = (majority.valid_until, min(majority.ends_at, lease.expires_at))
-        new_standing_of(owner).round = round_ = self._release_round(majority)
-        try:
-            yield asking(self._quorum, round_)
-        except asyncio.CancelledError:  # the caller has left the release, which goes on
-            owner.left = majority.token
-            if lease is not None:
-                owner.lease = None
-                report_release(self, lease, True)
-            raise
-        if not round_.refused and not round_.answered:
-            raise self._error_of(round_)
-        self._forget(owner, majority.token)
-        if lease is not None:
-            report_release(self, lease, not round_.refused)
-        if round_.refused:
-            if lease is None:
-                raise self._not_owned("release")
-            yield from raise_lost(self, "release", lease, by_release=True)
-
-    def _release_round(self, majority: MajorityLease) -> ReleaseRound:
-        votes = list(majority.refusals)
-        before = majority.releasing
-        doubtful = [before is not None] * len(votes)
-        if before is not None:  # its votes count. Servers without a vote may have executed it, or were cleaned up.
-            votes = [refusal if vote is None else vote for vote, refusal in zip(before.votes, votes, strict=True)]
-        majority.releasing = ReleaseRound(self._keys, majority.token, majority.ends_at, self._limit_s, votes, doubtful)
-        return majority.releasing
-
-    # ---- extend, reacquire ----
-
-    def _extending(self, owner: Owner, additional_time: float, replace_ttl: bool) -> Steps:
-        """Add to the lease, or set its ttl."""
-        add_ms = added_ms(additional_time, replace_ttl)
-        majority = self._lease(owner, "extend")
-        left_ms = 0 if replace_ttl else max(math.ceil((majority.ends_at - clock()) * 1000), 0)
-        yield from self._prolonging(owner, majority, "extend", left_ms + add_ms)
-
-    def _reacquiring(self, owner: Owner) -> Steps:
-        """Set the lease back to its whole ttl."""
-        yield from self._prolonging(owner, self._lease(owner, "reacquire"), "reacquire", self._ttl_ms)
-
-    def _prolonging(self, owner: Owner, majority: MajorityLease, verb: str, ttl_ms: int) -> Steps:
-        """Set the ttl of the lease. Where the lock was lost, the servers that still hold it are asked to release it."""
-        lease = owner.held_lease
-        if lease is not None:
-            yield from self._prolonging_on_options(owner, lease, majority, verb, ttl_ms)
-        elif not (yield from self._setting_lease(owner, majority, ttl_ms)):
-            self._forget(owner, majority.token)
-            yield asking(self._quorum, self._release_round(majority))
-            raise self._not_owned(verb)
-
-    def _prolonging_on_options(
-        self, owner: Owner, lease: Lease, majority: MajorityLease, verb: str, ttl_ms: int
-    ) -> Steps:
-        if lease.loss is not None:
-            raise lost_error(self, verb, lease)
-        try:
-            with lease.prolonged_by_hand(owner, ttl_ms):
-                majority.times = (lease.deadline, majority.ends_at)
-                try:
-                    prolonged = yield from self._setting_lease(owner, majority, ttl_ms)
-                finally:  # the drift of the usual ttl is added, which `Lease.deadline` subtracts
-                    owner.expiry = (majority.token, majority.valid_until + drift_s(self._ttl_ms / 1000))
-        except GeneratorExit:  # the task was dropped: the garbage collector runs this, outside of the loop
-            raise
-        except BaseException:
-            if lease.loss is None:
-                self._keep(lease)  # it may have made the lease shorter
-            raise
-        if not prolonged or lease.loss is not None:  # a loss that was reported meanwhile stands
-            self._quorum.clean_up([lease.entry])
-            yield from raise_lost(self, verb, lease)
-        self._keep(lease)
-
-    def _setting_lease(self, owner: Owner, majority: MajorityLease, ttl_ms: int) -> Steps:
-        """Set the ttl of the lease. Returns False where the lock was lost.
-
-        Where a majority agrees after the end of the lease, the lock was lost.
-        """
-        limit_s = max(min(self._limit_s, valid_s(ttl_ms)), 0.0)
-        round_ = ReacquireRound(self._keys, majority.token, ttl_ms, limit_s, list(majority.refusals))
-        new_standing_of(owner).round = round_
-        if clock() < majority.valid_until:
-            before = majority.shorten(ttl_ms)
-            yield asking(self._quorum, round_)
-            if round_.agreed and clock() < majority.valid_until:
-                majority.renew(round_, before)
-                return True
-            if not round_.refused and clock() < majority.valid_until:
-                raise self._error_of(round_)
-        return False
-
-    # ---- query ----
-
-    def _reading(self, owner: Owner, token: bytes) -> Steps:
-        """Returns whether a majority has the key with this token, or with any value for an empty token."""
-        new_standing_of(owner).round = round_ = ReadRound(self._keys, token, self._limit_s)
-        yield asking(self._quorum, round_)
-        if not round_.decided:
-            raise self._error_of(round_)
-        return round_.agreed
-
-    def _error_of(self, round_: MajorityRound, asked_at: float | None = None) -> Exception:
-        """The error of a round with too few votes: a permanent error of a server, or how many servers have voted.
-
-        `asked_at` is when the caller asked, in the clock's seconds, where the round was not the first.
-        """
-        errors = [error for error in round_.errors if error is not None]
-        for error in errors:
-            if isinstance(error, _PERMANENT):
-                return redis_error(str(error)) if isinstance(error, Refused | Redirected) else own_copy(error)
-        count = len(round_.votes)
-        voted = count - round_.votes.count(None)
-        took_s = clock() - (round_.began if asked_at is None else asked_at)
-        message = (
-            f"the lock {shown(self._name)}: only {voted} of {count} servers have voted within {round_.limit_s:g} s, "
-            f"and the call took {took_s:.3f} s"
-        )
-        if not errors:
-            return TimeoutError(message)
-        if isinstance(errors[0], NotExecuted):
-            return redis_error(str(errors[0]))
-        return ConnectionError(f"{message}; the error of another one: {errors[0]}")
-
     # ---- loss ----
 
     def _not_owned(self, verb: str) -> LockNotOwnedError:
         return LockNotOwnedError(f"Cannot {verb} a lock that's no longer owned", lock_name=self._name)
 
-    def _finding_out(self, lease: Lease) -> Steps:
+    def _find_out_why(self, lease: Lease) -> Steps:
         """Returns why the lock was lost. Sends `GET name` where the lease has not ended."""
         if clock() >= lease.deadline:
             return LossReason.EXPIRED
         round_ = TakenRound(self._keys, lease.token, self._limit_s)
         with contextlib.suppress(Exception):  # then the reason is not known
-            yield asking(self._quorum, round_)
+            yield ask_servers(self._quorum, round_)
         return reason_of_round(round_)
 
 
@@ -690,9 +355,3 @@ def _address(pool: Any) -> Any:
         return pool.service_name, frozenset(_address(one.connection_pool) for one in pool.sentinel_manager.sentinels)
     host = "127.0.0.1" if settings["host"] == "localhost" else settings["host"]
     return f"{host}:{settings.get('port', 6379)}"
-
-
-def _is_hopeless(round_: MajorityRound) -> bool:
-    """Whether no majority can vote because of permanent errors."""
-    errors = sum(isinstance(error, _PERMANENT) for error in round_.errors)
-    return errors > len(round_.votes) // 2

@@ -422,6 +422,6 @@ class Quorum:
 _quorums: weakref.WeakValueDictionary[tuple[int, ...], Any] = weakref.WeakValueDictionary()
 
 
-def asking(quorum: Any, *rounds: MajorityRound) -> Do:
+def ask_servers(quorum: Any, *rounds: MajorityRound) -> Do:
     """The step that asks all servers of a quorum, until the outcome of each round is certain or its time is up."""
     return Do("call", quorum.ask, *rounds)

@@ -37,7 +37,7 @@ from redislock_fast._renewal.schedule import (
     endangered,
     late_entries,
     record_of,
-    renewing,
+    renew_leases,
     warn_of_drop,
 )
 from redislock_fast._transport.base import Registry
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 def _renew_on_server(transport: AsyncTransport, due: list[Lease], losses: list[LeaseLoss]) -> Coroutine[Any, Any, None]:
-    return drive(transport, renewing(due, losses))
+    return drive(transport, renew_leases(due, losses))
 
 
 class LoopRenewer:

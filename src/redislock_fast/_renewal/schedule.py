@@ -23,8 +23,8 @@ from redislock_fast._lease.prolonging import mutex
 from redislock_fast._procedures.loss import (
     LeaseLoss,
     Verdict,
-    asking_why,
-    attempting,
+    attempt_renewal,
+    find_out_why,
     ignoring_errors,
     limit_s,
     renewable,
@@ -217,7 +217,7 @@ def endangered(leases: list[Lease]) -> list[Lease]:
 # ---- renewal batches ----
 
 
-def renewing(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
+def renew_leases(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
     """Renew those of the due leases that can be renewed. Adds leases that are found to be lost to `losses`, once."""
     open_ones = renewable(leases, losses)
     if not open_ones:
@@ -231,10 +231,10 @@ def renewing(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
         return
     for part in parts:
         for at in range(0, len(part), _MOST_AT_ONCE):
-            yield from _renewing_batch([open_ones[index] for index in part[at : at + _MOST_AT_ONCE]], losses)
+            yield from _renew_batch([open_ones[index] for index in part[at : at + _MOST_AT_ONCE]], losses)
 
 
-def _renewing_batch(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
+def _renew_batch(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
     """Renew leases of one server."""
     now = clock()
     asked = _requests(leases, now)
@@ -246,13 +246,13 @@ def _renewing_batch(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
         unanswered = set(operation.unfinished)
         return [_verdict(reacquire, index in unanswered) for index, (_, reacquire) in enumerate(asked)]
 
-    gone = yield from attempting(
+    gone = yield from attempt_renewal(
         [lease for lease, _ in asked], Do("execute", operation, limit_s(leases, now)), verdicts, losses
     )
     for lease, reacquire in asked:
         lease.contended = reacquire.contended
     if gone:
-        yield from asking_why(gone, losses)
+        yield from find_out_why(gone, losses)
 
 
 def _requests(leases: list[Lease], now: float) -> list[tuple[Lease, Reacquire]]:

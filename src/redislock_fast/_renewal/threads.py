@@ -44,7 +44,7 @@ from redislock_fast._renewal.schedule import (
     endangered,
     late_entries,
     record_of,
-    renewing,
+    renew_leases,
     warn_of_drop,
 )
 from redislock_fast._transport.base import Registry
@@ -64,7 +64,7 @@ _LINGER_S = 1.0  # how long the thread lives on with nothing to do: longer than 
 
 
 def _renew_on_server(transport: ThreadServerTransport, due: list[Lease], losses: list[LeaseLoss]) -> None:
-    drive(transport, renewing(due, losses))
+    drive(transport, renew_leases(due, losses))
 
 
 class Renewer(patching.Adaptable):

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from redislock_fast._election.loop import Body, Event, beside, new_event, until_set
 from redislock_fast._election.observing import Observing
-from redislock_fast._election.record import Outage, check_callbacks, encoded, give_up, lost, no_term, noting, reading
+from redislock_fast._election.record import (
+    Outage,
+    check_callbacks,
+    encoded,
+    give_up,
+    lost,
+    no_term,
+    read_leader,
+    record_leader,
+)
 from redislock_fast._protocol.leading import Leader
 from redislock_fast._util.coroutines import awaited
 from redislock_fast._util.errors import LockLostError, LossReason, shown
@@ -100,7 +109,7 @@ class Term:
         self._body.begin()
         self.number = self._lock.fence or 0  # first: a reader of the record may have it resign
         try:
-            await self._lock._drive(noting(self._lock, self._election._value))  # noqa: SLF001  # of this package
+            await self._lock._drive(record_leader(self._lock, self._election._value))  # noqa: SLF001  # of this package
         except BaseException as error:
             self._gives_up = True
             await self._leave(error)
@@ -360,7 +369,7 @@ class Election:
             redis.exceptions.TimeoutError: no reply in time.
             redis.exceptions.ResponseError: the server's error.
         """
-        leader: Leader | None = await self._lock._drive(reading(self._lock._key, with_process=True))  # noqa: SLF001  # of this package
+        leader: Leader | None = await self._lock._drive(read_leader(self._lock._key, with_process=True))  # noqa: SLF001  # of this package
         return leader
 
     def observe(self) -> AsyncIterator[Leader]:

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import LockError, RedisError
 
-from redislock_fast._batch import BatchBase, BatchLease, BatchWatch, LockerBase, Name, Plan, acquiring, batch_options
+from redislock_fast._batch import (
+    BatchBase,
+    BatchLease,
+    BatchWatch,
+    LockerBase,
+    Name,
+    Plan,
+    acquire_locks,
+    batch_options,
+)
 from redislock_fast._lease.options import Options, refuse_unknown, spelled_out
 from redislock_fast._renewal.loop import renewer_of
 from redislock_fast._transport.loop.driver import AsyncTransport, drive
@@ -66,7 +75,7 @@ class Batch(BatchBase):
         """
         try:
             loop = asyncio.get_running_loop()
-            results: dict[Name, bool] = await drive(self._transport, self._releasing())
+            results: dict[Name, bool] = await drive(self._transport, self._release())
         except RedisError:
             raise
         except GeneratorExit:  # the task was dropped: this may be any thread
@@ -95,12 +104,12 @@ class Batch(BatchBase):
             redis.exceptions.ConnectionError: no connection, after the client's retries.
             redis.exceptions.TimeoutError: no reply in time.
         """
-        results: dict[Name, bool] = await drive(self._transport, self._extending(additional_time))
+        results: dict[Name, bool] = await drive(self._transport, self._extend(additional_time))
         return results
 
     async def reacquire(self) -> dict[Name, bool]:
         """Set the leases of the held locks back to the whole `timeout`. Returns and raises what `extend` does."""
-        results: dict[Name, bool] = await drive(self._transport, self._reacquiring())
+        results: dict[Name, bool] = await drive(self._transport, self._reacquire())
         return results
 
     async def __aenter__(self) -> Batch:
@@ -137,7 +146,7 @@ async def _acquire(transport: AsyncTransport, plan: Plan, options: Options | Non
     loop = asyncio.get_running_loop()
     lease = BatchLease(plan, transport.new_token)
     try:
-        batch = Batch(transport, lease, await drive(transport, acquiring(lease)))
+        batch = Batch(transport, lease, await drive(transport, acquire_locks(lease)))
         if options is not None:
             renewer = renewer_of(transport)
             lease.watch = BatchWatch(batch, lease.groups, options, renewer)

@@ -24,6 +24,14 @@ from redislock_fast._protocol.steps import Steps
 from redislock_fast._redlock.lease import renew
 from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.loop import LoopQuorum
+from redislock_fast._redlock.procedures import (
+    acquire_redlock,
+    clean_up_after,
+    extend_redlock,
+    reacquire_redlock,
+    read_redlock,
+    release_redlock,
+)
 from redislock_fast._redlock.rounds import AcquireRound
 from redislock_fast._renewal.loop import LoopRenewer, renewer_of
 from redislock_fast._transport.loop.driver import transport_of
@@ -131,13 +139,13 @@ class Redlock(RedlockBase):
         task: asyncio.Task[Any] | None,
     ) -> bool:
         attempts: list[AcquireRound] = []
-        steps = self._acquiring(owner, sleep, blocking, blocking_timeout, attempts, task)
+        steps = acquire_redlock(self, owner, sleep, blocking, blocking_timeout, attempts, task)
         try:
             acquired: bool = await self._quorum.drive(steps)
         except (asyncio.CancelledError, GeneratorExit):  # raised while it waits, and cleaned up there
             raise
         except BaseException:  # perhaps an interrupt between the votes and the statement that notes them
-            self._clean_up_unnoticed(owner, attempts)
+            clean_up_after(self, owner, attempts)
             raise
         return acquired
 
@@ -163,7 +171,7 @@ class Redlock(RedlockBase):
     async def _release(self, owner: Owner, token: bytes | None) -> None:
         if owner.token != token and owner.token is not None:  # acquired again meanwhile
             raise self._not_owned("release")
-        await self._quorum.drive(self._releasing(owner))
+        await self._quorum.drive(release_redlock(self, owner))
 
     @coroutine_method
     def extend(self, additional_time: float, replace_ttl: bool = False) -> Coroutine[Any, Any, Literal[True]]:
@@ -188,7 +196,7 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: less than a majority agreed, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
         """
-        return named(self._prolong(self._extending(self._held(), additional_time, replace_ttl)), "Redlock.extend")
+        return named(self._prolong(extend_redlock(self, self._held(), additional_time, replace_ttl)), "Redlock.extend")
 
     @coroutine_method
     def reacquire(self) -> Coroutine[Any, Any, Literal[True]]:
@@ -199,7 +207,7 @@ class Redlock(RedlockBase):
         Returns:
             True.
         """
-        return named(self._prolong(self._reacquiring(self._held())), "Redlock.reacquire")
+        return named(self._prolong(reacquire_redlock(self, self._held())), "Redlock.reacquire")
 
     async def _prolong(self, steps: Steps) -> Literal[True]:
         await self._quorum.drive(steps)
@@ -212,7 +220,7 @@ class Redlock(RedlockBase):
             redis.exceptions.ConnectionError: too few answered to tell, since servers could not be reached.
             redis.exceptions.TimeoutError: as before, since they did not answer.
         """
-        locked: bool = await self._quorum.drive(self._reading(self._held(), b""))
+        locked: bool = await self._quorum.drive(read_redlock(self, self._held(), b""))
         return locked
 
     @coroutine_method
@@ -225,7 +233,7 @@ class Redlock(RedlockBase):
 
     @runs("Redlock.owned")
     async def _owned(self, owner: Owner) -> bool:
-        return owner.token is not None and bool(await self._quorum.drive(self._reading(owner, owner.token)))
+        return owner.token is not None and bool(await self._quorum.drive(read_redlock(self, owner, owner.token)))
 
     async def __aenter__(self) -> Redlock:
         """Acquire.

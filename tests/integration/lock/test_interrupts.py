@@ -71,6 +71,7 @@ REDLOCK = (
     "redlock.py",
     "asyncio/redlock.py",
     "_redlock/lock.py",
+    "_redlock/procedures.py",
     "_redlock/lease.py",
     "_transport/threads/driver.py",
     "_transport/loop/driver.py",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redislock_fast._batch import BatchLease, Plan, acquiring, acquisition
+from redislock_fast._batch import BatchLease, Plan, acquire_locks, acquisition
 from redislock_fast._util.tokens import new_token
 
 
@@ -14,7 +14,7 @@ def test_last_round_is_begun_early_enough_to_end_by_the_deadline(monkeypatch: py
     now_s, round_s = 0.0, 0.25
     monkeypatch.setattr(acquisition, "clock", lambda: now_s)
     plan = Plan(["a"], lambda _: ([b"a"], True), timeout=None, blocking_timeout=1.375, sleep=0.5, all_or_nothing=False)
-    steps = acquiring(BatchLease(plan, new_token))
+    steps = acquire_locks(BatchLease(plan, new_token))
     pauses_s: list[float] = []
     step = next(steps)
     missed: Any = None

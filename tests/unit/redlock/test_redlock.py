@@ -21,7 +21,8 @@ from redislock_fast._pipe.base import Malformed
 from redislock_fast._procedures.loss import LeaseLoss
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.steps import Do, Steps
-from redislock_fast._redlock.lease import MajorityLease, RedlockLease, new_standing_of, renewing
+from redislock_fast._redlock.lease import MajorityLease, RedlockLease, new_standing_of, renew_leases
+from redislock_fast._redlock.procedures import extend_redlock
 from redislock_fast._redlock.quorum import ServerHealth, resend
 from redislock_fast._redlock.rounds import (
     AcquireRound,
@@ -120,7 +121,7 @@ def test_extend_that_a_majority_agrees_to_counts_while_the_lease_is_valid(is_lat
     owner = lock._mine()
     new_standing_of(owner).majority = majority = granted()
     owner.hold(majority.token)
-    steps = lock._extending(owner, 60, True)
+    steps = extend_redlock(lock, owner, 60, True)
     round_ = round_of(next(steps))
     assert isinstance(round_, ReacquireRound)
     round_.began = clock()
@@ -147,7 +148,7 @@ def test_renewal_that_a_majority_does_not_answer_is_tried_again(votes: list[bool
     lease = RedlockLease(lock, KEYS, granted(), TTL_MS, Options(auto_renew=True), None)
     before = lease.expires_at
     losses: list[LeaseLoss] = []
-    steps = renewing(Agreeing(), [lease], losses)
+    steps = renew_leases(Agreeing(), [lease], losses)
     round_of(next(steps)).votes[:] = votes
     with pytest.raises(StopIteration):
         steps.send(None)
@@ -158,7 +159,7 @@ def test_renewal_that_a_majority_refuses_is_a_loss() -> None:
     lock = Lock()
     lease = RedlockLease(lock, KEYS, granted(), TTL_MS, Options(auto_renew=True), None)
     losses: list[LeaseLoss] = []
-    steps = renewing(Agreeing(), [lease], losses)
+    steps = renew_leases(Agreeing(), [lease], losses)
     round_of(next(steps)).votes[:] = [False, False, None]
     round_ = round_of(steps.send(None))
     assert isinstance(round_, TakenRound)

@@ -17,13 +17,13 @@ import pytest
 from redislock_fast import LossReason
 from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.options import Options
-from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempting
+from redislock_fast._procedures.loss import LeaseLoss, Verdict, attempt_renewal
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import ReadHolder
 from redislock_fast._protocol.pipeline import Pipeline
 from redislock_fast._protocol.steps import Do
 from redislock_fast._renewal import threads as renewer
-from redislock_fast._renewal.schedule import Record, Schedule, late_entries, renewing
+from redislock_fast._renewal.schedule import Record, Schedule, late_entries, renew_leases
 from redislock_fast._renewal.threads import Renewer, report_losses_in_threads
 from redislock_fast._transport.threads import starting
 from redislock_fast._util.times import clock
@@ -110,7 +110,7 @@ def test_error_that_somebody_keeps_keeps_no_tenure(fails_at: int) -> None:
     held = lease(clock() + 10)
     losses: list[LeaseLoss] = []
     error = ConnectionError("no server")
-    steps = renewing([held], losses)
+    steps = renew_leases([held], losses)
     next(steps)
     if fails_at == 2:
         steps.send([[0]])
@@ -125,7 +125,7 @@ def test_error_that_somebody_keeps_keeps_no_tenure(fails_at: int) -> None:
 def test_renewal_that_succeeds_after_the_lease_does_not_revive_it() -> None:
     held = lease(clock() + 10)
     losses: list[LeaseLoss] = []
-    steps = renewing([held], losses)
+    steps = renew_leases([held], losses)
     next(steps)
     step = steps.send([[0]])
     assert step.method == "execute"
@@ -159,7 +159,7 @@ def test_first_and_last_failure_of_a_series_are_logged(caplog: pytest.LogCapture
     caplog.set_level(logging.INFO)
     held = lease(clock() + 60.0)
     for verdict in (Verdict(None, None), Verdict(None, None), Verdict(True, clock() + 60.0), Verdict(True, None)):
-        steps = attempting([held], Do("execute", ReadHolder(b"name"), 1.0), lambda: [verdict], [])  # noqa: B023 - called at once
+        steps = attempt_renewal([held], Do("execute", ReadHolder(b"name"), 1.0), lambda: [verdict], [])  # noqa: B023 - called at once
         next(steps)
         with pytest.raises(StopIteration):
             next(steps)
@@ -184,7 +184,7 @@ class Holder:
 def values_sent(lease: Lease, held: bytes) -> list[bytes]:
     """The values that one renewal compares with the key, request by request, where the server has this value."""
     values: list[bytes] = []
-    steps = renewing([lease], [])
+    steps = renew_leases([lease], [])
     assert next(steps).method == "split"
     step = steps.send([[0]])
     assert step.method == "execute"
