@@ -38,12 +38,10 @@ RULES = [
     (r" *\"?cancel_on_lost(?:: bool = False|\": cancel_on_lost),\n", ""),
     (r" *\"?max_stall(?:: float \| None = None|\": max_stall|=max_stall),\n", ""),
     (r"auto_renew: bool \| Literal\[\"loop\"\]", "auto_renew: bool"),
-    (r", task(?=\))", ""),
-    (r" *task: asyncio\.Task\[Any\] \| None,\n", ""),
     (r"    # The task that calls a method owns the lock.*\n\n", ""),
     # `sleep`, which redis-py's `acquire` for threads alone has
     (r"(self), (blocking: bool \| None = None)", r"\1, sleep: float | None = None, \2"),
-    (r"_acquire\(self\._mine\(\), None", "_acquire(self._mine(), sleep"),
+    (r"RedlockCall\(self\._mine\(\), None", "RedlockCall(self._mine(), sleep"),
     (
         r"( +)blocking: whether to wait, instead",
         r"\1sleep: the longest random time between two attempts in seconds, instead of the lock's own setting.\n\g<0>",

@@ -23,6 +23,7 @@ from redislock_fast._protocol.steps import Steps
 from redislock_fast._redlock.lease import renew
 from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.procedures import (
+    RedlockCall,
     acquire_redlock,
     clean_up_after,
     extend_redlock,
@@ -30,7 +31,6 @@ from redislock_fast._redlock.procedures import (
     read_redlock,
     release_redlock,
 )
-from redislock_fast._redlock.rounds import AcquireRound
 from redislock_fast._redlock.threads import ThreadQuorum
 from redislock_fast._renewal.threads import Renewer, renewer_of
 from redislock_fast._transport.threads.driver import transport_of
@@ -124,21 +124,13 @@ class Redlock(RedlockBase):
         """
         if timeout is not None:
             raise wrong_timeout(self)
-        return self._acquire(self._mine(), sleep, blocking, blocking_timeout)
+        return self._acquire(RedlockCall(self._mine(), sleep, blocking, blocking_timeout))
 
-    def _acquire(
-        self,
-        owner: Owner,
-        sleep: float | None,
-        blocking: bool | None,
-        blocking_timeout: float | None,
-    ) -> bool:
-        attempts: list[AcquireRound] = []
-        steps = acquire_redlock(self, owner, sleep, blocking, blocking_timeout, attempts)
+    def _acquire(self, call: RedlockCall) -> bool:
         try:
-            acquired: bool = self._quorum.drive(steps)
+            acquired: bool = self._quorum.drive(acquire_redlock(self, call))
         except BaseException:  # perhaps an interrupt between the votes and the statement that notes them
-            clean_up_after(self, owner, attempts)
+            clean_up_after(self, call)
             raise
         return acquired
 

@@ -35,6 +35,7 @@ from redislock_fast._redlock import lease as redlock_lease
 from redislock_fast._redlock import lock as redlock_lock
 from redislock_fast._redlock import procedures
 from redislock_fast._redlock.lock import RedlockBase
+from redislock_fast._redlock.procedures import RedlockCall
 from redislock_fast._redlock.quorum import MajorityEntry
 from redislock_fast._redlock.rounds import AcquireRound, MajorityRound, ReacquireRound
 from redislock_fast._renewal import schedule as schedule_module
@@ -122,7 +123,8 @@ class _Contender:
         local = lock._mine()
         while True:
             try:
-                if not (yield from procedures.acquire_redlock(lock, local, None, True, dice.uniform(0, 0.5), [])):
+                call = RedlockCall(local, blocking=True, blocking_timeout=dice.uniform(0, 0.5))
+                if not (yield from procedures.acquire_redlock(lock, call)):
                     continue
                 self.held += 1
                 self.releases = False

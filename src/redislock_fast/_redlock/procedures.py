@@ -17,6 +17,7 @@ import contextlib
 import math
 import random
 import weakref
+from dataclasses import dataclass
 
 from redis.exceptions import ConnectionError, TimeoutError
 
@@ -93,30 +94,38 @@ def forget(lock: RedlockBase, owner: Owner, token: bytes) -> None:
 # ---- acquire ----
 
 
-def acquire_redlock(
-    lock: RedlockBase,
-    owner: Owner,
-    sleep: float | None,
-    blocking: bool | None,
-    blocking_timeout: float | None,
-    attempts: list[AcquireRound],
-    task: asyncio.Task[object] | None = None,
-) -> Steps:
-    """Acquire, and do what the options ask for. Returns whether the lock is held.
+@dataclass(slots=True)
+class RedlockCall:
+    """One acquire, made by the public method and handed down alone. It belongs to the thread or task that has made it.
 
-    `attempts` gets the attempt that nobody else cleans up, for `clean_up_after` after any error: the owner may
-    be shared, and an interrupt may be an error like all others. `task` is the task that will hold the lock, None in
-    threads. The other parameters are those of `acquire`.
+    Attributes:
+        owner: the caller's, in which the acquire is noted.
+        sleep: the parameter of `acquire`; None: the lock's own setting. So are the next two.
+        blocking: see there.
+        blocking_timeout: see there.
+        task: the task that will hold the lock; None in threads.
+        attempt: the attempt under way, or that has succeeded, which nobody else cleans up: the owner may be shared.
     """
-    options = lock._options
-    attempting = acquire_until(lock, owner, sleep, blocking, blocking_timeout, attempts)
+
+    owner: Owner
+    sleep: float | None = None
+    blocking: bool | None = None
+    blocking_timeout: float | None = None
+    task: asyncio.Task[object] | None = None
+    attempt: AcquireRound | None = None
+
+
+def acquire_redlock(lock: RedlockBase, call: RedlockCall) -> Steps:
+    """Acquire, and do what the options ask for. Returns whether the lock is held. See `clean_up_after`."""
+    options, owner = lock._options, call.owner
+    attempting = acquire_until(lock, call)
     majority: MajorityLease | None
     if options is None:
         majority = yield from attempting
     elif reenter(lock, owner):
         return True
     else:
-        majority = yield from acquire_on_options(lock, options, owner, attempting, task)
+        majority = yield from acquire_on_options(lock, options, call, attempting)
     if majority is None:
         return False
     new_standing_of(owner).majority = majority
@@ -124,9 +133,7 @@ def acquire_redlock(
     return True
 
 
-def acquire_on_options(
-    lock: RedlockBase, options: Options, owner: Owner, attempting: Steps, task: asyncio.Task[object] | None
-) -> Steps:
+def acquire_on_options(lock: RedlockBase, options: Options, call: RedlockCall, attempting: Steps) -> Steps:
     """`acquire_until`, with the beginning of the lease and a report of the outcome. Returns the lease or None."""
     if options.adaptive is not None:
         lock._set_ttl(options.adaptive.ttl_ms(lock._name))
@@ -135,45 +142,38 @@ def acquire_on_options(
         with options.guarded():
             majority = yield from attempting
         if majority is not None:
-            begin_lease(lock, options, owner, majority, asked_at, task)
+            begin_lease(lock, options, call, majority, asked_at)
     except BaseException as error:
-        report_failure(lock, options, standing_of(owner).retries + 1, asked_at, error)
+        report_failure(lock, options, standing_of(call.owner).retries + 1, asked_at, error)
         raise
     if majority is None:
-        report_failure(lock, options, standing_of(owner).retries + 1, asked_at, None)
+        report_failure(lock, options, standing_of(call.owner).retries + 1, asked_at, None)
     return majority
 
 
-def acquire_until(
-    lock: RedlockBase,
-    owner: Owner,
-    sleep: float | None,
-    blocking: bool | None,
-    blocking_timeout: float | None,
-    attempts: list[AcquireRound],
-) -> Steps:
+def acquire_until(lock: RedlockBase, call: RedlockCall) -> Steps:
     """Attempt until a majority agrees or the time is up. Returns the lease or None; the caller must note it."""
-    sleep = poll_seconds(lock.sleep if sleep is None else sleep)
-    blocking = blocks(lock.blocking if blocking is None else blocking)
-    blocking_timeout = lock.blocking_timeout if blocking_timeout is None else blocking_timeout
+    sleep_s = poll_seconds(lock.sleep if call.sleep is None else call.sleep)
+    waits = blocks(lock.blocking if call.blocking is None else call.blocking)
+    wait_s = lock.blocking_timeout if call.blocking_timeout is None else call.blocking_timeout
     asked_at = clock()
-    limit = Limit(None if blocking_timeout is None else wait_seconds(blocking_timeout, "blocking_timeout"))
-    standing = new_standing_of(owner)
+    limit = Limit(None if wait_s is None else wait_seconds(wait_s, "blocking_timeout"))
+    standing = new_standing_of(call.owner)
     silent = standing.retries = 0
     has_waited = False
-    with contextlib.ExitStack() as waits:
+    with contextlib.ExitStack() as reports:
         while True:
             token = new_token()[len(MARKER) :]
             standing.round = attempt = AcquireRound(lock._keys, token, lock._ttl_ms, lock._limit_s)
-            attempts[:] = [attempt]
+            call.attempt = attempt
             yield ask_servers(lock._quorum, attempt)
             if not attempt.given_up:
                 return MajorityLease(attempt)
-            attempts.clear()  # it was cleaned up
+            call.attempt = None  # it was cleaned up
             silent = 0 if attempt.answered else silent + 1
             # Two callers that have split the votes must not meet again: each waits for another time.
-            pause_s = _random.uniform(0, sleep)
-            is_last = not blocking or not limit.allows(pause_s)
+            pause_s = _random.uniform(0, sleep_s)
+            is_last = not waits or not limit.allows(pause_s)
             is_patient = limit.deadline is None
             gives_up = is_last or _is_hopeless(attempt) or (silent >= _SILENT_ATTEMPTS and is_patient)
             if silent and gives_up:
@@ -181,9 +181,9 @@ def acquire_until(
             if is_last:
                 return None
             if is_patient:
-                refuse_to_wait_for_itself(lock, owner, attempt)
+                refuse_to_wait_for_itself(lock, call.owner, attempt)
             if not has_waited:
-                waits.enter_context(waiting_of(lock._options, lock._name, "polling"))
+                reports.enter_context(waiting_of(lock._options, lock._name, "polling"))
                 has_waited = True
                 limit.begin_wait()
             log_if_long(lock._keys[0], limit, "another owner")
@@ -199,17 +199,13 @@ def refuse_to_wait_for_itself(lock: RedlockBase, owner: Owner, attempt: AcquireR
 
 
 def begin_lease(
-    lock: RedlockBase,
-    options: Options,
-    owner: Owner,
-    majority: MajorityLease,
-    asked_at: float,
-    task: asyncio.Task[object] | None,
+    lock: RedlockBase, options: Options, call: RedlockCall, majority: MajorityLease, asked_at: float
 ) -> None:
     """Begin the lease of a lock that is held on options.
 
     This comes before the token is noted: another caller that shares the owner must not release the lock without it.
     """
+    owner, task = call.owner, call.task
     before, owner.lease = owner.lease, None
     end_callback(lock)
     if before is not None:
@@ -222,14 +218,14 @@ def begin_lease(
     report_call(options, "acquired {} after", lock._name, waited_s, lease.token)
 
 
-def clean_up_after(lock: RedlockBase, owner: Owner, attempts: list[AcquireRound]) -> None:
+def clean_up_after(lock: RedlockBase, call: RedlockCall) -> None:
     """Clean up after an acquire that has raised: the lock is not held.
 
     That may be an interrupt between the outcome and its return to the caller; or no thread can be started.
     """
-    for attempt in attempts:
-        forget(lock, owner, attempt.token)
-        lock._quorum.clean_up_round(attempt)
+    if call.attempt is not None:
+        forget(lock, call.owner, call.attempt.token)
+        lock._quorum.clean_up_round(call.attempt)
 
 
 # ---- release ----

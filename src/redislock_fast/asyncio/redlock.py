@@ -25,6 +25,7 @@ from redislock_fast._redlock.lease import renew
 from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.loop import LoopQuorum
 from redislock_fast._redlock.procedures import (
+    RedlockCall,
     acquire_redlock,
     clean_up_after,
     extend_redlock,
@@ -32,7 +33,6 @@ from redislock_fast._redlock.procedures import (
     read_redlock,
     release_redlock,
 )
-from redislock_fast._redlock.rounds import AcquireRound
 from redislock_fast._renewal.loop import LoopRenewer, renewer_of
 from redislock_fast._transport.loop.driver import transport_of
 from redislock_fast._util.coroutines import coroutine_method, named, runs
@@ -127,25 +127,16 @@ class Redlock(RedlockBase):
         """
         if timeout is not None:
             raise wrong_timeout(self)
-        return self._acquire(self._mine(), None, blocking, blocking_timeout, current_task())
+        return self._acquire(RedlockCall(self._mine(), None, blocking, blocking_timeout, current_task()))
 
     @runs("Redlock.acquire")
-    async def _acquire(
-        self,
-        owner: Owner,
-        sleep: float | None,
-        blocking: bool | None,
-        blocking_timeout: float | None,
-        task: asyncio.Task[Any] | None,
-    ) -> bool:
-        attempts: list[AcquireRound] = []
-        steps = acquire_redlock(self, owner, sleep, blocking, blocking_timeout, attempts, task)
+    async def _acquire(self, call: RedlockCall) -> bool:
         try:
-            acquired: bool = await self._quorum.drive(steps)
+            acquired: bool = await self._quorum.drive(acquire_redlock(self, call))
         except (asyncio.CancelledError, GeneratorExit):  # raised while it waits, and cleaned up there
             raise
         except BaseException:  # perhaps an interrupt between the votes and the statement that notes them
-            clean_up_after(self, owner, attempts)
+            clean_up_after(self, call)
             raise
         return acquired
 
