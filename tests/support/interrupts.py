@@ -139,7 +139,8 @@ def handled_at(number: int, work: Callable[[], object], handle: Callable[[], obj
     """Run a signal handler at the n-th place in these files at which Python looks for signals.
 
     These are the beginning of a function and the end of a call of C, as in CPython 3.11 and later; loops and finalizers
-    are left out. A file of the standard library is named by its path. The handler's KeyboardInterrupt ends the work.
+    are left out. A coroutine that goes on after an `await` does not look, in 3.10 as well, though profilers see a call.
+    A file of the standard library is named by its path. The handler's KeyboardInterrupt ends the work.
 
     Returns which place that is; "" when there are fewer.
     """
@@ -150,7 +151,8 @@ def handled_at(number: int, work: Callable[[], object], handle: Callable[[], obj
         nonlocal count, place
         if event not in ("call", "c_return") or frame.f_code.co_filename not in traced or place:
             return
-        if _is_finalizing(frame):
+        is_resumed = event == "call" and sys.version_info < (3, 11) and frame.f_lasti >= 0
+        if is_resumed or _is_finalizing(frame):
             return
         count += 1
         if count == number:
