@@ -1,4 +1,4 @@
-"""`RedlockBase`: the servers and settings of a Redlock, and what its callers hold. Sends nothing.
+"""`RedlockBase`: the servers and settings of a Redlock, and what its callers hold.
 
 Its operations are the functions of `procedures.py`.
 """
@@ -46,7 +46,9 @@ _FEWEST = 3
 
 
 class RedlockBase:
-    """A Redlock without its servers. The public classes describe the parameters.
+    """A Redlock without its operations: its servers and settings, and what its callers hold. Sends nothing.
+
+    The public classes describe the parameters.
 
     Thread safety: `local` is replaced only in a forked child, and after a patch of `threading`. For its own rules, see
     `_lease/owner.py`.
