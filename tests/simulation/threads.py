@@ -97,7 +97,7 @@ class Turn(threading.Thread):
         self._go = threading.Semaphore(0)
         self._back = threading.Semaphore(0)
         self._answer: object = None
-        self._is_closed = False
+        self._is_closed = self._has_ended = False
         self._looked_us = self._looks = 0
 
     def go_on(self, answer: object = None) -> None:
@@ -146,11 +146,12 @@ class Turn(threading.Thread):
         except BaseException as error:
             self._on_error({"message": "the renewing thread has failed", "exception": error})
         finally:
+            self._has_ended = True
             self._back.release()
 
     def close(self) -> None:
         """In the world: end the thread where it is."""
-        if self.is_alive():
+        if self.ident is not None and not self._has_ended:  # it is alive for a while after its end
             self._is_closed = True
             self.go_on()
             self.join()
