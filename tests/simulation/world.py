@@ -11,6 +11,7 @@ import heapq
 import logging
 import math
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from redislock_fast._protocol.scripts import (
     WAIT,
 )
 from redislock_fast._queue.waiters import BROKEN, WaiterRegistry
+from redislock_fast._util.times import clock as real_clock
 from redislock_fast._util.tokens import TokenSource
 from tests.simulation.keyspace import Connection
 from tests.simulation.model import Model
@@ -114,6 +116,7 @@ class World:
     """
 
     def __init__(self, dice: random.Random, model: Model, tells: bool) -> None:
+        self._thread = threading.get_ident()
         self.dice = dice
         self.model = model
         self.now_us = 1000
@@ -150,10 +153,16 @@ class World:
         self.late_us = late_us
 
     def clock(self) -> float:
-        """In place of `_util.times.clock`: that of the process to which something happens."""
+        """In place of `_util.times.clock`: that of the process to which something happens.
+
+        A thread of a renewer that an earlier test has left may still run: it goes on by the real clock.
+        """
+        turn, thread = self.turn, threading.get_ident()
+        if thread not in (self._thread, turn and turn.ident):
+            return real_clock()
         now_s = (self.now_us if self.acting is None else self.now_us + self.acting.leapt_us) / 1e6
-        if self.turn is not None:
-            self.turn.preempt()
+        if turn is not None:
+            turn.preempt()
         return now_s
 
     def tell(self, *words: object) -> None:
