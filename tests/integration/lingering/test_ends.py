@@ -54,7 +54,9 @@ def work():
         assert lock.lingers
     assert lock.locked()
     sys.exit()
-threading.Thread(target=work).start()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()  # from Python 3.12 on, no thread can be started once the main one has ended
 """,
     "asyncio.run": f"""
 import asyncio, redis.asyncio, sys, redislock_fast.asyncio
