@@ -67,7 +67,7 @@ _PERMANENT = (Refused, Redirected, *BAD_CREDENTIALS)
 
 
 def owned_majority(lock: RedlockBase, owner: Owner, verb: str) -> MajorityLease:
-    """What the owner holds.
+    """The lease that the owner holds.
 
     Raises:
         redis.exceptions.LockError: it holds nothing, or is in a callback of a loss.
@@ -118,14 +118,13 @@ class RedlockCall:
 def acquire_redlock(lock: RedlockBase, call: RedlockCall) -> Steps:
     """Acquire, and do what the options ask for. Returns whether the lock is held. See `clean_up_after`."""
     options, owner = lock._options, call.owner
-    attempting = acquire_until(lock, call)
     majority: MajorityLease | None
     if options is None:
-        majority = yield from attempting
+        majority = yield from acquire_until(lock, call)
     elif reenter(lock, owner):
         return True
     else:
-        majority = yield from acquire_on_options(lock, options, call, attempting)
+        majority = yield from acquire_on_options(lock, options, call)
     if majority is None:
         return False
     new_standing_of(owner).majority = majority
@@ -133,14 +132,14 @@ def acquire_redlock(lock: RedlockBase, call: RedlockCall) -> Steps:
     return True
 
 
-def acquire_on_options(lock: RedlockBase, options: Options, call: RedlockCall, attempting: Steps) -> Steps:
+def acquire_on_options(lock: RedlockBase, options: Options, call: RedlockCall) -> Steps:
     """`acquire_until`, with the beginning of the lease and a report of the outcome. Returns the lease or None."""
     if options.adaptive is not None:
         lock._set_ttl(options.adaptive.ttl_ms(lock._name))
     asked_at = clock()
     try:
         with options.guarded():
-            majority = yield from attempting
+            majority = yield from acquire_until(lock, call)
         if majority is not None:
             begin_lease(lock, options, call, majority, asked_at)
     except BaseException as error:
