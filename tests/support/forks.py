@@ -41,9 +41,7 @@ def fork_unannounced() -> int:
 
 def run_in_fork(work: Callable[[], str], fork_: Callable[[], int] = os.fork) -> str:
     """Do the work in a forked child. Returns its result, or its traceback."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # of sockets of an earlier test, as its clients
-        gc.collect()  # or what earlier tests have left forgets, too: their fakes cannot
+    gc.collect()  # or what earlier tests have left forgets, too: their fakes cannot
     read_end, write_end = os.pipe()
     with warnings.catch_warnings():
         # Newer interpreters warn of forking with several threads, which is under test here.
