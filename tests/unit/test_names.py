@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
-SOURCES = Path(__file__).resolve().parents[2] / "src"
+from tests.support.helpers import ROOT
 
 
 def test_procedures_are_named_by_verbs() -> None:
     procedures = {
-        f"{path.relative_to(SOURCES)}::{node.name}": node.name.strip("_").partition("_")[0]
-        for path in SOURCES.rglob("*.py")
+        f"{path.relative_to(ROOT)}::{node.name}": node.name.strip("_").partition("_")[0]
+        for path in (ROOT / "src").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name) and node.returns.id == "Steps"
     }
