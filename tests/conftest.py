@@ -93,7 +93,7 @@ def absent(what: str) -> NoReturn:
 @pytest.fixture
 def polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes our locks poll as redis-py's do, unless their settings say otherwise."""
-    monkeypatch.setattr(LockBase, "_wait", "poll")
+    monkeypatch.setitem(LockBase.__init__.__kwdefaults__, "wait", "poll")
 
 
 @pytest.fixture

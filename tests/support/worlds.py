@@ -301,7 +301,7 @@ class World:
         (clock if self.in_threads else FakeAsyncio(clock)).replace_ours(monkeypatch)
 
     def close(self) -> None:
-        """Close the clients for threads: one in a reference cycle would leave its socket to a later test's collection."""
+        """Close the clients for threads. One in a cycle would leave its socket to another test's collection."""
         for client in self._connected:
             client.close()
 

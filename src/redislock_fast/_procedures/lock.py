@@ -207,15 +207,14 @@ class LockBase:
     """The client's pool when the transport was looked up; None for a client of a cluster."""
     _former: Any = None
     """The pool before and its transport, which may renew a lock: that ends with its pool."""
-    _wait: WaitBy = "push"
     _options: Options | None
     _linger_ms: int | None
     _at_least_s: float | None
     """For how many seconds after its acquire the lock of a job is not another's, released or not; see `once`."""
     _is_direct: bool  # whether the reply to its first request may be all that an acquire needs
     _is_for_tasks = False
-    _token_kind = PLAIN
-    _release_kind: Any = Release  # or what stands in its place for what is no lock
+    _token_kind: bytes  # of the tokens of acquires
+    _release_kind: Any  # `Release`, or what stands in its place for what is no lock
     _linger: Lingers  # of the public class
 
     @spelled_out("Lock")
@@ -244,6 +243,8 @@ class LockBase:
         # Here and not in the class, where Python 3.11 is slow to find them.
         self._options = self._linger_ms = self._at_least_s = None
         self._is_direct, self._attempt_kind = True, Acquire
+        self._token_kind: bytes = PLAIN
+        self._release_kind: Any = Release
         self._redis = redis
         self._transport = transport = self._transport_of(redis)
         self._pool = getattr(redis, "connection_pool", None)
@@ -261,7 +262,8 @@ class LockBase:
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
-        if wait != "push":  # else the class's attribute serves
+        self._wait: WaitBy = "push"
+        if wait != "push":
             self.wait = wait
         if _provided in modules and _provider_place._METER_PROVIDER is not None:  # see `observe_by_otel`
             observe_by_otel()
@@ -740,10 +742,10 @@ class LockBase:
         for given in ("name", "timeout"):
             if given in settings:
                 raise TypeError(f"{cls.__name__}.attach() takes no {given!r}: the handle has it")
-        if is_permit(handle.token) != (cls._token_kind is PERMIT):
+        lock = cls(client, handle.name, handle.timeout, **settings)
+        if is_permit(handle.token) != (lock._token_kind is PERMIT):
             text = f"the handle is of the {shown_held(handle.name, handle.token)}, which another class attaches"
             raise ValueError(text)
-        lock = cls(client, handle.name, handle.timeout, **settings)
         owner = lock._mine()
         pending = PendingOwner(owner)
         # A ttl whose end is not known counts as ended.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
 
 import hiredis
 
@@ -56,7 +58,8 @@ class Acquire(TokenOperation):
     _looking = False
     _get_refused = False  # to this operation
     with_get = False  # the form of the request under way: `capabilities` may be lowered before its reply comes
-    first_request = staticmethod(acquire_request)
+    # Called on the class alone: Python 3.11 takes 200 instructions longer to find a static method.
+    first_request: ClassVar[Callable[[Capabilities, bytes, bytes, int | None], tuple[Args, Reply]]] = acquire_request
 
     @classmethod
     def terms(cls, ttl_ms: int | None) -> bytes | int:
@@ -203,7 +206,7 @@ class Release(_NativeOrScript):
 
     handed_over: bool | None = None
     _step = "delete"
-    first_request = staticmethod(release_request)
+    first_request: ClassVar[Callable[[Capabilities, bytes, bytes, bool], tuple[Args, Reply]]] = release_request  # ditto
 
     def __init__(
         self, key: bytes, token: bytes, expires_at: float | None, unsettled: bool = False, contended: bool = False

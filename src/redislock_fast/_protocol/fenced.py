@@ -46,6 +46,16 @@ def _answer(operation: TokenOperation, reply: Reply) -> list[Any] | None:
     return None
 
 
+def _first_request(
+    capabilities: Capabilities,  # noqa: ARG001  # the same for every server
+    key: bytes,
+    token: bytes,
+    ttl_ms: int | None,
+) -> tuple[Args, Reply]:
+    """The first request. The reply that means that the lock is ours has a number: `fence_given` recognises it."""
+    return (b"EVALSHA", ACQUIRE_FENCED.sha, 2, key, fence_key(key), token, ttl_ms or 0), None
+
+
 class AcquireFenced(Acquire):
     """Take the lock if it is free, and get a number.
 
@@ -58,15 +68,7 @@ class AcquireFenced(Acquire):
     fence = 0
     numbers = 1
 
-    @staticmethod
-    def first_request(
-        capabilities: Capabilities,  # noqa: ARG004  # the same for every server
-        key: bytes,
-        token: bytes,
-        ttl_ms: int | None,
-    ) -> tuple[Args, Reply]:
-        """The first request. The reply that means that the lock is ours has a number: `fence_given` recognises it."""
-        return (b"EVALSHA", ACQUIRE_FENCED.sha, 2, key, fence_key(key), token, ttl_ms or 0), None
+    first_request = _first_request
 
     def request(self, capabilities: Capabilities, now: float) -> Args:  # noqa: ARG002  # the same for every server
         if not self.sent_at:

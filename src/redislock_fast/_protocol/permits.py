@@ -87,15 +87,16 @@ class AcquirePermit(Acquire):
 def acquire_permit(limit: int) -> type[AcquirePermit]:
     """The `AcquirePermit` of a caller with this limit."""
 
+    def request(
+        capabilities: Capabilities,  # noqa: ARG001  # the same for every server
+        key: bytes,
+        token: bytes,
+        ttl_ms: int | None,
+    ) -> tuple[Args, Reply]:
+        return _request(ACQUIRE_PERMIT.sha, key, token, ttl_ms or 0, limit), 1
+
     class AcquirePermitOf(AcquirePermit):
-        @staticmethod
-        def first_request(
-            capabilities: Capabilities,  # noqa: ARG004  # the same for every server
-            key: bytes,
-            token: bytes,
-            ttl_ms: int | None,
-        ) -> tuple[Args, Reply]:
-            return _request(ACQUIRE_PERMIT.sha, key, token, ttl_ms or 0, limit), 1
+        first_request = request
 
     AcquirePermitOf.limit = limit
     return AcquirePermitOf
@@ -120,7 +121,7 @@ class ReleasePermit(TokenOperation):
     """
 
     handed_over: bool | None = None
-    first_request = staticmethod(_release_request)
+    first_request = _release_request
     _is_moving = False
 
     def __init__(

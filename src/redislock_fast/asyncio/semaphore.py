@@ -61,17 +61,20 @@ _Result = TypeVar("_Result")
 class _PermitLock(Lock):
     """The lock object on which a permit stands. Its semaphore uses it for one permit after the other.
 
+    Args:
+        args: of a lock.
+        limit: how many may hold.
+        settings: of a lock.
+
     Attributes:
         permit: a weak reference to the permit.
     """
 
     permit: weakref.ref[Permit]
-    _token_kind = PERMIT
-    _release_kind = ReleasePermit
 
-    def limit_to(self, limit: int) -> None:
-        """Set how many may hold."""
-        self._attempt_kind = acquire_permit(limit)
+    def __init__(self, *args: Any, limit: int, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._attempt_kind, self._token_kind, self._release_kind = acquire_permit(limit), PERMIT, ReleasePermit
 
     def _set_options(self, options: Any, adaptive: Any) -> None:
         super()._set_options(options, adaptive)
@@ -336,9 +339,7 @@ class Semaphore:
         self._free: deque[_PermitLock] = deque([self._new_lock()])  # any task takes one, and puts it back
 
     def _new_lock(self) -> _PermitLock:
-        lock = _PermitLock(**self._settings)
-        lock.limit_to(self._limit)
-        return lock
+        return _PermitLock(**self._settings, limit=self._limit)
 
     @property
     def name(self) -> Any:
@@ -431,8 +432,7 @@ class Semaphore:
         """
         check_handle(self._new_lock(), handle)
         settings = {key: value for key, value in self._settings.items() if key not in ("redis", "name", "timeout")}
-        lock = _PermitLock.attach(self._settings["redis"], handle, **settings)
-        lock.limit_to(self._limit)
+        lock = _PermitLock.attach(self._settings["redis"], handle, **settings, limit=self._limit)
         permit = Permit(self, self._callers.mine())
         lock.permit = weakref.ref(permit)
         permit._enter(lock)  # noqa: SLF001  # of this very module
