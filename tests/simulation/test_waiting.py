@@ -126,7 +126,7 @@ class _ReleasesAnybodysLock(Model):
 
 def _take_for_anybody(self: WaiterRegistry, push: list[Reply]) -> None:
     """Each waiter takes a grant for its own."""
-    for key_queue in self._key_queues.values():
+    for key_queue in self.key_queues.values():
         for waiter in list(key_queue.waiters.values()):
             waiter.mailbox.put(Grant(waiter.token + b"+", waiter.since, b"1"))
 

@@ -389,7 +389,7 @@ class ClientConnection:
         if self.registry is not None:
             if not self._process.blocking:
                 self.registry.put_all(BROKEN)
-            for line in self.registry._key_queues.values():
+            for line in self.registry.key_queues.values():
                 for waiter in line.waiters.values():
                     waiter.mailbox.wake()
         self._world.doubtful.update(call.execution.token for call in self._claimed())

@@ -120,9 +120,12 @@ class Call(FirstRequest):
         """The first request, with a new token; None where others are known to wait, so that it would fail."""
         self.token = token = tokens.new_token(self.token_kind)
         if self.joins:
-            registry = connection.registry
-            wait_s = self.wait_s
-            if registry is not None and registry.is_contended(self.key, wait_s is None or wait_s > self.sleep_s):
+            registry, wait_s = connection.registry, self.wait_s
+            if (
+                registry is not None
+                and (registry.key_queues or registry.handed_over)  # mostly empty: a call would take 2 % of a pair
+                and registry.is_contended(self.key, wait_s is None or wait_s > self.sleep_s)
+            ):
                 self.is_contended = True
                 return None
         self.request, self.ours = self.kind.first_request(connection.capabilities, self.key, token, self.ttl_ms)

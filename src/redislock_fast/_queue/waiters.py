@@ -18,7 +18,7 @@ go on after any of them.
   one leaves may have a key queue of its own beside that of later ones: both have a poller, which costs superfluous
   health checks, and a message about the key goes to the waiters of both.
 - The times of a key queue are assigned as a whole; a stale one causes one superfluous request. A missed update of
-  `_handed_over` or `_waits` causes one superfluous attempt or health check.
+  `handed_over` or `_waits` causes one superfluous attempt or health check.
 """
 
 from __future__ import annotations
@@ -438,6 +438,8 @@ class WaiterRegistry(Subscriptions):
         on_wanted: called with the key that another process wants; None where no key of this connection lingers.
         on_give_up: called with a key and the token that is to give it up; None as before.
         has_left: the kinds of tokens for which the text of the script for leaving the queue has been sent.
+        key_queues: by key, the waiters of a lock.
+        handed_over: the keys of locks whose last release here handed them over.
     """
 
     def __init__(self, capabilities: Capabilities, tokens: TokenSource) -> None:
@@ -447,9 +449,9 @@ class WaiterRegistry(Subscriptions):
         self.on_give_up: Callable[[bytes, bytes], object] | None = None
         self.new_token = tokens.new_token
         self.has_left: set[bytes] = set()
-        self._key_queues: dict[bytes, KeyQueue] = {}
+        self.key_queues: dict[bytes, KeyQueue] = {}
         self._by_token: dict[bytes, Waiter] = {}  # of two waiters with one token, the first
-        self._handed_over: set[bytes] = set()  # keys of locks whose last release here handed them over
+        self.handed_over: set[bytes] = set()
         self._waits: dict[bytes, float] = {}  # by key: the last waiter's `waited_s`
 
     def is_contended(self, key: bytes, is_patient: bool) -> bool:
@@ -463,26 +465,26 @@ class WaiterRegistry(Subscriptions):
             key: the lock.
             is_patient: whether the caller has time to wait for the script's reply.
         """
-        key_queue = self._key_queues.get(key)
+        key_queue = self.key_queues.get(key)
         if key_queue is not None and key_queue.queue:
             return True
-        if is_patient and key in self._handed_over:
-            self._handed_over.discard(key)
+        if is_patient and key in self.handed_over:
+            self.handed_over.discard(key)
             return True
         return False
 
     @property
     def has_waiters(self) -> bool:
         """Whether a caller waits on the connection."""
-        return len(self._key_queues) > 0
+        return len(self.key_queues) > 0
 
     def note_hand_over(self, key: bytes, handed_over: bool) -> None:
         """Note that the lock was released: a waiter has it now, or no waiter was in the queue."""
         if not handed_over:
-            self._handed_over.discard(key)
-        elif key not in self._handed_over and self.channel_of(key) is not None:
-            _forget_if_many(self._handed_over)
-            self._handed_over.add(key)
+            self.handed_over.discard(key)
+        elif key not in self.handed_over and self.channel_of(key) is not None:
+            _forget_if_many(self.handed_over)
+            self.handed_over.add(key)
 
     def take(self, key: bytes, token: bytes, mailbox: Any, connection: Any, node: Node) -> Waiter | None:
         """Register a waiter. Returns None where the connection has not tried to subscribe yet."""
@@ -491,12 +493,12 @@ class WaiterRegistry(Subscriptions):
             if not self.has_tried(key):
                 return None
             channel = self.channel_of(key)  # again: another thread may have subscribed between the two looks
-        key_queue = self._key_queues.get(key)
+        key_queue = self.key_queues.get(key)
         if key_queue is None:
-            key_queue = self._key_queues.setdefault(key, KeyQueue(self._waits.get(key, 0.0)))
+            key_queue = self.key_queues.setdefault(key, KeyQueue(self._waits.get(key, 0.0)))
             _forget_if_many(self._waits)
         waiter = key_queue.waiters[token] = Waiter(self, key_queue, key, token, mailbox, connection, node, channel)
-        self._key_queues.setdefault(key, key_queue)  # again: the last waiter may have left it just before this one came
+        self.key_queues.setdefault(key, key_queue)  # again: the last waiter may have left it just before this one came
         self._by_token.setdefault(token, waiter)
         return waiter
 
@@ -508,10 +510,10 @@ class WaiterRegistry(Subscriptions):
         if key_queue.waiters.get(token) is waiter:
             key_queue.waiters.pop(token, None)
         key_queue.dequeue(waiter)
-        if not key_queue.waiters and self._key_queues.get(key) is key_queue:
-            self._key_queues.pop(key, None)
+        if not key_queue.waiters and self.key_queues.get(key) is key_queue:
+            self.key_queues.pop(key, None)
             if key_queue.waiters:  # another has come meanwhile
-                self._key_queues.setdefault(key, key_queue)
+                self.key_queues.setdefault(key, key_queue)
         if waiter.waited_s is not None:
             self._waits[key] = waiter.waited_s
 

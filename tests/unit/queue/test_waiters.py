@@ -346,7 +346,7 @@ class _Interrupted(dict[bytes, Any]):
 def test_waiter_that_comes_as_the_last_one_leaves_shares_its_key_queue(registry: WaiterRegistry) -> None:
     last = take(registry)
     came: list[Waiter] = []
-    registry._key_queues = _Interrupted(registry._key_queues, lambda: came.append(take(registry)))
+    registry.key_queues = _Interrupted(registry.key_queues, lambda: came.append(take(registry)))
     registry.leave(last)
     assert take(registry).key_queue is came[0].key_queue
     assert registry.is_contended(KEY, False)
@@ -378,7 +378,7 @@ def test_threads_that_come_and_go_at_once_leave_nothing(registry: WaiterRegistry
             work.result(6 * PATIENCE_S)
     finally:
         sys.setswitchinterval(before)
-    assert (registry._by_token, registry._key_queues) == ({}, {})
+    assert (registry._by_token, registry.key_queues) == ({}, {})
 
 
 def test_waiter_queues_whose_connection_is_subscribed_by_another_thread_meanwhile(
