@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from redis.exceptions import RedisClusterException, RedisError
@@ -300,8 +301,12 @@ class ThreadClusterTransport(ThreadServerTransport):
         return None if node is None else self._server_to(client, node)
 
     def _server_to(self, client: Any, node: Any) -> _Node:
-        pool = (node.redis_connection or client.get_redis_connection(node)).connection_pool
-        return _nodes.get(id(pool)) or _nodes.add(pool, lambda pool: _Node(pool, self))
+        of_node = node.redis_connection
+        if of_node is None:  # hot path: to ask whether a client is true takes 300 instructions
+            of_node = client.get_redis_connection(node)
+        pool = of_node.connection_pool
+        server = _nodes.get(id(pool))
+        return _nodes.add(pool, partial(_Node, cluster=self)) if server is None else server
 
 
 def _read(client: Any) -> None:
