@@ -93,7 +93,8 @@ def absent(what: str) -> NoReturn:
 @pytest.fixture
 def polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes our locks poll as redis-py's do, unless their settings say otherwise."""
-    monkeypatch.setitem(LockBase.__init__.__kwdefaults__, "wait", "poll")
+    defaults: Any = LockBase.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "wait", "poll")
 
 
 @pytest.fixture

@@ -418,19 +418,19 @@ async def test_many_tasks_that_give_up_at_random_each_get_their_own_reply(
     pipe = make_loop_pipe(writer.transport, writer)
 
     async def work(worker: int) -> int:
-        dice = random.Random(worker)
+        rng = random.Random(worker)
         right = 0
         for number in range(100):
             nonce = b"%d:%d" % (worker, number)
-            caller = asyncio.create_task(call(pipe, nonce, dice.choice([0.0, 0.001, PATIENCE_S])))
-            if dice.random() < 0.2:
-                for _ in range(dice.randrange(4)):
+            caller = asyncio.create_task(call(pipe, nonce, rng.choice([0.0, 0.001, PATIENCE_S])))
+            if rng.random() < 0.2:
+                for _ in range(rng.randrange(4)):
                     await asyncio.sleep(0)
                 caller.cancel()
             (told,) = await outcomes(caller)
             assert told in (nonce, NoReply, asyncio.CancelledError)
             right += told == nonce
-            if dice.random() < 0.05:
+            if rng.random() < 0.05:
                 pipe.post((b"ECHO", b"posted"))
         return right
 
@@ -536,11 +536,11 @@ async def test_what_closes_as_a_timer_is_set_ends_a_call(
 
 @in_loop
 async def test_limits_that_lie_close_together_all_strike(make_loop_pipe: MakePipe) -> None:
-    dice = random.Random(1)
+    rng = random.Random(1)
     async with connected(make_loop_pipe) as (pipe, peer):
         replies = []
         for _ in range(300):
-            replies += await start(pipe, b"a", timeout_s=dice.random() * 0.01)
+            replies += await start(pipe, b"a", timeout_s=rng.random() * 0.01)
         assert [NoReply] * 300 == await outcomes(*replies)
         (reply,) = await start(pipe, b"b", timeout_s=PATIENCE_S)
         await peer.echo(301)

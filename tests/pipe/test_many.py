@@ -415,24 +415,24 @@ def test_many_and_single_calls_of_many_threads_each_get_their_own(
     pipe = make_pipe(socket.create_connection(("127.0.0.1", valkey.port)))
 
     def work(worker: int) -> int:
-        dice = random.Random(worker)
+        rng = random.Random(worker)
         finished = 0
         for number in range(100):
-            words = [b"%d:%d:%d" % (worker, number, place) for place in range(dice.choice((1, 2, 50)))]
-            limit_s = 0.0 if dice.random() < 0.2 else PATIENCE_S
+            words = [b"%d:%d:%d" % (worker, number, place) for place in range(rng.choice((1, 2, 50)))]
+            limit_s = 0.0 if rng.random() < 0.2 else PATIENCE_S
             try:
-                if dice.random() < 0.3:
+                if rng.random() < 0.3:
                     assert words[0] == pipe.call((b"ECHO", words[0]), limit_s)
-                elif dice.random() < 0.5:
-                    assert words == pipe.call_many(dice.choice((_listed, _in_bulk))(words), limit_s)
+                elif rng.random() < 0.5:
+                    assert words == pipe.call_many(rng.choice((_listed, _in_bulk))(words), limit_s)
                 else:
                     box = pipe.mailbox()
-                    pipe.post_many(dice.choice((_listed, _in_bulk))(words), box.put)
+                    pipe.post_many(rng.choice((_listed, _in_bulk))(words), box.put)
                     assert words == box.wait(limit_s)
             except NoReply:
                 assert limit_s == 0.0  # the others must never wait in vain
             finished += 1
-            if dice.random() < 0.05:
+            if rng.random() < 0.05:
                 pipe.post((b"ECHO", b"posted"))
         return finished
 

@@ -318,18 +318,18 @@ def test_many_threads_on_a_real_server_each_get_their_own_reply(
     pipe = make_pipe(sock)
 
     def work(worker: int) -> tuple[int, int]:
-        dice = random.Random(worker)
+        rng = random.Random(worker)
         right = given_up = 0
         for number in range(300):
             nonce = b"%d:%d" % (worker, number)
             try:
-                reply = pipe.call((b"ECHO", nonce), 0.0 if dice.random() < 0.1 else 20.0)
+                reply = pipe.call((b"ECHO", nonce), 0.0 if rng.random() < 0.1 else 20.0)
             except NoReply:
                 given_up += 1
             else:
                 assert reply == nonce
                 right += 1
-            if dice.random() < 0.05:
+            if rng.random() < 0.05:
                 pipe.post((b"ECHO", b"posted"))
         return right, given_up
 

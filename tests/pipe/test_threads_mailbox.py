@@ -345,11 +345,11 @@ def test_listeners_that_come_and_go_disturb_nobody(pair: tuple[Pipe, Peer], thre
     over = threading.Event()
 
     def come_and_go(worker: int) -> None:
-        dice = random.Random(worker)
+        rng = random.Random(worker)
         box = pipe.mailbox()
         while not over.is_set():
             with contextlib.suppress(NoReply):
-                box.wait(dice.random() * 0.0002)
+                box.wait(rng.random() * 0.0002)
 
     def work(worker: int) -> None:
         for number in range(ROUNDS // 4):

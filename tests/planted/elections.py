@@ -36,7 +36,7 @@ FAULTS = (
     Fault(
         "leader is told to stop after its lease",
         "election.py",
-        "on_danger=self._meet_danger, on_lost=self._note_loss",
+        "on_danger=self._end_in_danger, on_lost=self._note_loss",
         "on_lost=self._note_loss",
         _TESTS + "test_leader_is_told_to_stop_before_its_lease_ends[threads]",
     ),
@@ -50,8 +50,8 @@ FAULTS = (
     Fault(
         "leader that is told to resign gives the lock back while its work goes on",
         "election.py",
-        "        self.stopping.set()\n\n    def _meet_danger",
-        "        self.stopping.set()\n        self._lock.release()\n\n    def _meet_danger",
+        "        self.stopping.set()\n\n    def _end_in_danger",
+        "        self.stopping.set()\n        self._lock.release()\n\n    def _end_in_danger",
         _TESTS + "test_lock_is_given_back_when_the_work_has_ended[threads]",
     ),
     Fault(

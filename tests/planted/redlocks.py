@@ -40,8 +40,8 @@ FAULTS = (
     Fault(
         "release at a server that does not answer is given up",
         "_redlock/rounds.py",
-        "    insists = True\n",
-        "    insists = False\n",
+        "    must_execute = True\n",
+        "    must_execute = False\n",
         "tests/integration/redlock/test_faults.py::test_release_that_is_lost_unread_is_done_again[threads-valkey]",
     ),
     Fault(

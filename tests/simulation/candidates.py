@@ -63,11 +63,11 @@ class Candidate:
         self.name = f"{site.process.name} candidate {number}"
         self.stand: Stand | None = None
         self.is_stopped = False
-        self._by_block = simulation.dice.random() < 0.2
+        self._by_block = simulation.rng.random() < 0.2
         self.last_seen = 0
         self.looks_anew = 0
         client: Any = site.transport
-        watches = simulation.dice.random() < 0.3
+        watches = simulation.rng.random() < 0.3
         self.election: Election = site.loop.run(
             lambda: Election(
                 client,
@@ -105,10 +105,10 @@ class Candidate:
     # ---- what it does ----
 
     async def _live(self) -> None:
-        simulation, dice = self.simulation, self.simulation.dice
+        simulation, rng = self.simulation, self.simulation.rng
         while not self.is_stopped:
             try:
-                await asyncio.sleep(0.01 * dice.random())
+                await asyncio.sleep(0.01 * rng.random())
                 self.last_seen = 0
                 if self._by_block:
                     async with self.election.term() as term:
@@ -120,17 +120,17 @@ class Candidate:
                 simulation.world.tell(self.name, "goes on after", type(error).__name__, str(error))
 
     async def _lead(self, term: Term) -> None:
-        simulation, dice = self.simulation, self.simulation.dice
+        simulation, rng = self.simulation, self.simulation.rng
         ttl_s = simulation.ttl_ms / 1000
-        way = dice.choice(_WAYS)
+        way = rng.choice(_WAYS)
         simulation.world.tell(self.name, "works; it", way)
         if way == "waits":
             await term.stopping.wait()
-            await asyncio.sleep(ttl_s / 10 * dice.random())
+            await asyncio.sleep(ttl_s / 10 * rng.random())
         elif way == "goes on":
-            await asyncio.sleep(ttl_s * (0.5 + 1.5 * dice.random()))
+            await asyncio.sleep(ttl_s * (0.5 + 1.5 * rng.random()))
         else:
-            await asyncio.sleep(3 * ttl_s * dice.random() ** 2)
+            await asyncio.sleep(3 * ttl_s * rng.random() ** 2)
             if way == "fails":
                 raise WorkFailed
 

@@ -155,22 +155,22 @@ class Simulation:
     def __init__(
         self, seed: int, tells: bool = False, model: type[Model] = Model, late_us: int = 0, kind: str = ""
     ) -> None:
-        self.dice = dice = random.Random(seed)
-        self.kind = kind or dice.choice(_KINDS)
+        self.rng = rng = random.Random(seed)
+        self.kind = kind or rng.choice(_KINDS)
         self.renewing = Renewing(seed, kind)
         if self.renewing.is_busy:
             self.kind = BUSY
         self.calm = self.kind in ("calm", "kills")
-        self.world = world = World(dice, model(dice.choice(tuple(SERVERS.values()))), tells)
+        self.world = world = World(rng, model(rng.choice(tuple(SERVERS.values()))), tells)
         world.new_token = self.new_token
         self.model = world.model
-        self.ttl_ms = dice.choice((1000, 2000, 10_000) if self.calm else (300, 2000, 10_000))
-        world.latency_us = dice.choice((100, 500, 2000))
+        self.ttl_ms = rng.choice((1000, 2000, 10_000) if self.calm else (300, 2000, 10_000))
+        world.latency_us = rng.choice((100, 500, 2000))
         if not self.calm and self.kind != BUSY:
             world.draw_delays(late_us)
         if world.lazy:  # else each pause would be as long as a lease
             self.ttl_ms = max(self.ttl_ms, world.slow_us // 100)
-        self.interval_s = self.ttl_ms / 1000 * dice.choice((0.03, 0.1))
+        self.interval_s = self.ttl_ms / 1000 * rng.choice((0.03, 0.1))
         self.hold_s = self.ttl_ms / 1000
         world.served = self._served
         self.rival: BatchLease | None = None
@@ -190,22 +190,22 @@ class Simulation:
         self._disturbed_us: dict[Process, int] = {}
         self.stands: list[Stand] = []
         self._faults = _Faults(self, ("kill",) if self.kind == "kills" else _FAULTS)
-        self.sites = [self._site(f"P{number}") for number in range(2 + int(3 * dice.random()))]
+        self.sites = [self._site(f"P{number}") for number in range(2 + int(3 * rng.random()))]
         self.processes = [part for site in self.sites for part in site.process.parts]
         with self._simulated():
             self.waiters = [
-                Candidate(self, dice.choice(self.sites), number) for number in range(1 + int(4 * dice.random()))
+                Candidate(self, rng.choice(self.sites), number) for number in range(1 + int(4 * rng.random()))
             ]
-            self.observers = [Observer(self, dice.choice(self.sites)) for _ in range(int(3 * dice.random()))]
+            self.observers = [Observer(self, rng.choice(self.sites)) for _ in range(int(3 * rng.random()))]
         self._all: list[Candidate | Observer] = [*self.waiters, *self.observers]
         if self.kind not in ("calm", BUSY):
             self._faults.plan(8 if self.kind == "rough" else 3)
         if self.renewing.is_by_threads and not self.calm:
-            self._faults.plan_blocks(self.renewing.dice)
+            self._faults.plan_blocks(self.renewing.rng)
         self._until_us = self._faults.end_us + 4000 * self.ttl_ms + (0 if self.calm else _QUIETED_US)
-        for _ in range(int(5 * dice.random())):
-            candidate = dice.choice(self.waiters)
-            world.at(int(self._until_us * dice.random()), candidate.process, candidate.resign)
+        for _ in range(int(5 * rng.random())):
+            candidate = rng.choice(self.waiters)
+            world.at(int(self._until_us * rng.random()), candidate.process, candidate.resign)
 
     def _site(self, name: str) -> Site:
         process = Process(self.world, name)
@@ -213,8 +213,8 @@ class Simulation:
         process.draw_settings(self.calm or self.kind == BUSY)
         process.blocking = False
         if not self.calm and self.kind != BUSY:
-            process.retries = self.dice.choice((1, 3))
-            process.patience_s = self.dice.choice((None, 0.5))
+            process.retries = self.rng.choice((1, 3))
+            process.patience_s = self.rng.choice((None, 0.5))
         return Site(self, process, part)
 
     # ---- what is noted ----
@@ -493,7 +493,7 @@ class Simulation:
         ]
         logger.setLevel(logging.CRITICAL)
         try:
-            with simulated(self.world, self.dice, [], places):
+            with simulated(self.world, self.rng, [], places):
                 yield
         finally:
             logger.setLevel(level)

@@ -47,7 +47,7 @@ _DENIALS = (
 class Stage(Protocol):
     """The simulation in which the faults happen."""
 
-    dice: random.Random
+    rng: random.Random
     world: World
     rival: BatchLease | None
     hold_s: float
@@ -88,7 +88,7 @@ class Faults:
         self.end_us = 0
         self.deleted_us = -1
         self._simulation = simulation
-        self._random = simulation.dice
+        self._random = simulation.rng
         self._world = simulation.world
         self._model = simulation.world.model
         self._rival_rounds = 0
@@ -112,20 +112,20 @@ class Faults:
 
     def plan(self, count: int) -> None:
         """Schedule at most so many faults, and perhaps a foreign holder."""
-        dice = self._random
-        span_us = dice.choice((5000, 30_000, 200_000))
-        for _ in range(1 + int(count * dice.random())):
-            at_us = 1000 + int(span_us * dice.random())
-            self._world.at(at_us, None, self._happen, dice.choice(self._kinds))
+        rng = self._random
+        span_us = rng.choice((5000, 30_000, 200_000))
+        for _ in range(1 + int(count * rng.random())):
+            at_us = 1000 + int(span_us * rng.random())
+            self._world.at(at_us, None, self._happen, rng.choice(self._kinds))
             self.end_us = max(self.end_us, at_us)
-        if self._has_rival and dice.random() < 0.2:
-            self._rival_rounds = 1 + int(3 * dice.random())
-            self._world.at(1000 + int(span_us * dice.random()), None, self._rival_tries)
+        if self._has_rival and rng.random() < 0.2:
+            self._rival_rounds = 1 + int(3 * rng.random())
+            self._world.at(1000 + int(span_us * rng.random()), None, self._rival_tries)
 
-    def plan_blocks(self, dice: random.Random) -> None:
+    def plan_blocks(self, rng: random.Random) -> None:
         """Schedule up to three times at which a loop is blocked."""
-        for _ in range(1 + int(3 * dice.random())):
-            at_us = 1000 + int(4000 * (self._simulation.ttl_ms or 0) * dice.random())
+        for _ in range(1 + int(3 * rng.random())):
+            at_us = 1000 + int(4000 * (self._simulation.ttl_ms or 0) * rng.random())
             self._world.at(at_us, None, self._happen, "block")
             self.end_us = max(self.end_us, at_us + _LONGEST_BLOCK * (self._simulation.ttl_ms or 0))
 
@@ -233,7 +233,7 @@ class Faults:
 
     def _rival_tries(self) -> None:
         """Let a rival in a process of its own try to acquire, without the contended flag and the queue."""
-        simulation, world, dice = self._simulation, self._world, self._random
+        simulation, world, rng = self._simulation, self._world, self._random
         world.changed = True
         world.set_server_clock()
         ttl_ms = simulation.ttl_ms or 500
@@ -252,7 +252,7 @@ class Faults:
             simulation.rival = BatchLease("the rival", token, self._model.now_us, world.now_us + ttl_ms * 1000)
             simulation.check_exclusion(simulation.rival)
             self._rival_rounds -= 1
-            world.after(int(1e6 * simulation.hold_s * dice.random()), None, self._rival_tries)
+            world.after(int(1e6 * simulation.hold_s * rng.random()), None, self._rival_tries)
             return
         if self._rival_rounds:
-            world.after(int(1e6 * simulation.interval_s * (0.5 + dice.random())), None, self._rival_tries)
+            world.after(int(1e6 * simulation.interval_s * (0.5 + rng.random())), None, self._rival_tries)

@@ -99,22 +99,22 @@ class Holder:
     """
 
     def __init__(self, simulation: Simulation, site: Site, number: int) -> None:
-        dice = simulation.dice
+        rng = simulation.rng
         self.simulation = simulation
         self.site = site
         self.process = site.process
         self.name = f"{site.process.name} holder {number}"
-        self.key = KEY if dice.random() < 0.7 else b"name of %d" % number
+        self.key = KEY if rng.random() < 0.7 else b"name of %d" % number
         simulation.watch(self.key)
         self.state = "idle"
         self.stays: list[Stay] = []
-        self.rounds = 1 + int(3 * dice.random())
-        self.renews = dice.random() < 0.8
-        self.ends = self.renews and dice.random() < 0.2
-        self.cancels = dice.random() < 0.3
-        self.by_push = dice.random() < 0.6
+        self.rounds = 1 + int(3 * rng.random())
+        self.renews = rng.random() < 0.8
+        self.ends = self.renews and rng.random() < 0.2
+        self.cancels = rng.random() < 0.3
+        self.by_push = rng.random() < 0.6
         self.shared: SimulatedLock | None = None
-        if dice.random() < 0.4:
+        if rng.random() < 0.4:
             self._share(site.shared)
         self.task = site.loop.create_task(self._live())
 
@@ -132,12 +132,12 @@ class Holder:
         return self.task.done() or self.process.dead
 
     async def _live(self) -> None:
-        simulation, dice = self.simulation, self.simulation.dice
+        simulation, rng = self.simulation, self.simulation.rng
         while self.rounds:
             self.rounds -= 1
             self.state = "idle"
             try:
-                await asyncio.sleep(simulation.hold_s * dice.random())
+                await asyncio.sleep(simulation.hold_s * rng.random())
                 await self._round()
             except (Trouble, LockError, asyncio.CancelledError) as error:
                 simulation.world.tell(self.name, "ends by", type(error).__name__, str(error))
@@ -174,17 +174,17 @@ class Holder:
         )
 
     async def _round(self) -> None:
-        simulation, dice = self.simulation, self.simulation.dice
+        simulation, rng = self.simulation, self.simulation.rng
         lock = self.shared or self._new_lock()
         self.state = "acquiring"
-        if not await lock.acquire(blocking_timeout=simulation.patience_s if dice.random() < 0.3 else None):
+        if not await lock.acquire(blocking_timeout=simulation.patience_s if rng.random() < 0.3 else None):
             return
         self._began(lock)
-        for _ in range(int(5 * dice.random())):
+        for _ in range(int(5 * rng.random())):
             if not self._has(lock):
                 return
             await self._act(lock)
-        if self.shared is None and dice.random() < 0.15:
+        if self.shared is None and rng.random() < 0.15:
             simulation.world.tell(self.name, "drops it")
             return
         await self._release(lock)
@@ -198,12 +198,12 @@ class Holder:
         self.simulation.begin(stay)
 
     async def _act(self, lock: Lock) -> None:
-        simulation, dice = self.simulation, self.simulation.dice
+        simulation, rng = self.simulation, self.simulation.rng
         stay = self.stays[-1]
         ttl_s = simulation.ttl_ms / 1000
-        kind = dice.choice(("sleep", "sleep", "write", "write", "extend", "reacquire", "again"))
+        kind = rng.choice(("sleep", "sleep", "write", "write", "extend", "reacquire", "again"))
         if kind == "sleep":
-            await asyncio.sleep(ttl_s * 2 * dice.random() ** 2)
+            await asyncio.sleep(ttl_s * 2 * rng.random() ** 2)
         elif kind == "write":
             simulation.write(stay)
         elif kind == "again":
@@ -215,7 +215,7 @@ class Holder:
                 if kind == "reacquire":
                     await lock.reacquire()
                 else:
-                    await lock.extend(ttl_s * (0.5 + 1.5 * dice.random()), replace_ttl=dice.random() < 0.5)
+                    await lock.extend(ttl_s * (0.5 + 1.5 * rng.random()), replace_ttl=rng.random() < 0.5)
 
     async def _again(self, lock: Lock) -> None:
         stay = self.stays[-1]

@@ -137,36 +137,36 @@ class Renewing:
         kind: its kind, where that is given.
 
     Attributes:
-        dice: for all that is about threads before the story begins.
+        rng: for all that is about threads before the story begins.
         is_by_threads: whether threads renew in this story.
         is_busy: whether nothing happens in it, except that loops are blocked.
     """
 
     def __init__(self, seed: int, kind: str) -> None:
-        self.dice = random.Random(str(seed))
-        self.is_busy = kind == BUSY or (not kind and self.dice.random() < 0.2)
-        self.is_by_threads = self.is_busy or self.dice.random() < 0.4
+        self.rng = random.Random(str(seed))
+        self.is_busy = kind == BUSY or (not kind and self.rng.random() < 0.2)
+        self.is_by_threads = self.is_busy or self.rng.random() < 0.4
 
     def part(self, process: Process, ttl_ms: int) -> ThreadPart | None:
         """The renewing thread's part of a process, whose locks have this ttl."""
-        if not self.is_by_threads or (not self.is_busy and self.dice.random() < 0.2):
+        if not self.is_by_threads or (not self.is_busy and self.rng.random() < 0.2):
             return None
         part = ThreadPart(process)
-        part.is_barred = not self.is_busy and self.dice.random() < 0.1 and ttl_ms >= _BARRED_FROM_MS
-        part.is_full = not self.is_busy and self.dice.random() < 0.1
-        part.preempted = self.dice.choice((0.0, 0.1, 0.5))
+        part.is_barred = not self.is_busy and self.rng.random() < 0.1 and ttl_ms >= _BARRED_FROM_MS
+        part.is_full = not self.is_busy and self.rng.random() < 0.1
+        part.preempted = self.rng.choice((0.0, 0.1, 0.5))
         return part
 
 
 @contextlib.contextmanager
 def simulated(
-    world: World, dice: random.Random, sites: list[Site], more: Sequence[tuple[Any, str, Any]] = ()
+    world: World, rng: random.Random, sites: list[Site], more: Sequence[tuple[Any, str, Any]] = ()
 ) -> Iterator[None]:
     """A context with the world's clock and chance in place of the real ones, and what `more` says in other places."""
     procedures = (lock, lease_procedure, loss, waiters, waiting)
     timed = (*procedures, lease_module, owner, times, schedule, loop_renewer, off_loop, threads)
     places: list[tuple[Any, str, Any]] = [(module, "clock", world.clock) for module in timed]
-    places += [(schedule, "_random", dice), *places_of(world), *more]
+    places += [(schedule, "_random", rng), *places_of(world), *more]
     real = [getattr(module, name) for module, name, _ in places]
     for module, name, in_place in places:
         setattr(module, name, in_place)
@@ -211,22 +211,22 @@ class Simulation:
     def __init__(
         self, seed: int, tells: bool = False, model: type[Model] = Model, late_us: int = 0, kind: str = ""
     ) -> None:
-        self.dice = dice = random.Random(seed)
-        self.kind = kind or dice.choice(_KINDS)
+        self.rng = rng = random.Random(seed)
+        self.kind = kind or rng.choice(_KINDS)
         self.renewing = Renewing(seed, kind)
         if self.renewing.is_busy:
             self.kind = BUSY
         self.calm = self.kind in ("calm", BUSY)
-        self.world = world = World(dice, model(dice.choice(tuple(SERVERS.values()))), tells)
+        self.world = world = World(rng, model(rng.choice(tuple(SERVERS.values()))), tells)
         world.new_token = self.new_token
         self.model = world.model
-        self.ttl_ms = dice.choice((100, 400, 2000, 10_000))
-        self.max_hold_s = self.ttl_ms / 1000 * (1 + 3 * dice.random())
-        self.interval_s = self.ttl_ms / 1000 * dice.choice((0.1, 0.5))
+        self.ttl_ms = rng.choice((100, 400, 2000, 10_000))
+        self.max_hold_s = self.ttl_ms / 1000 * (1 + 3 * rng.random())
+        self.interval_s = self.ttl_ms / 1000 * rng.choice((0.1, 0.5))
         self.hold_s = self.ttl_ms / 1000
-        self.patience_s = self.ttl_ms / 1000 * dice.random()
-        self.fenced = dice.random() < 0.4
-        world.latency_us = dice.choice((100, 500, 2000))
+        self.patience_s = self.ttl_ms / 1000 * rng.random()
+        self.fenced = rng.random() < 0.4
+        world.latency_us = rng.choice((100, 500, 2000))
         if not self.calm:
             world.draw_delays(late_us)
         world.served = self._served
@@ -243,13 +243,13 @@ class Simulation:
         self._fences: dict[bytes, list[tuple[int, int]]] = {}
         self._written: dict[bytes, tuple[int, int]] = {}
         self._faults = Faults(self, _FAULTS)
-        self.sites = [self._site(f"P{number}") for number in range(1 + int(3 * dice.random()))]
+        self.sites = [self._site(f"P{number}") for number in range(1 + int(3 * rng.random()))]
         self.processes = [part for site in self.sites for part in site.process.parts]
-        self.waiters = [Holder(self, dice.choice(self.sites), number) for number in range(2 + int(4 * dice.random()))]
+        self.waiters = [Holder(self, rng.choice(self.sites), number) for number in range(2 + int(4 * rng.random()))]
         if not self.calm:
             self._faults.plan(8 if self.kind == "rough" else 3)
         if self.renewing.is_by_threads and self.kind != "calm":
-            self._faults.plan_blocks(self.renewing.dice)
+            self._faults.plan_blocks(self.renewing.rng)
 
     def _site(self, name: str) -> Site:
         process = Process(self.world, name)
@@ -518,7 +518,7 @@ class Simulation:
         Raises:
             Violation: an invariant does not hold.
         """
-        with simulated(self.world, self.dice, self.sites):
+        with simulated(self.world, self.rng, self.sites):
             while self._plays(None):
                 if not self._events % 8 and all(holder.is_done() for holder in self.waiters):
                     break

@@ -246,7 +246,7 @@ class Worker:
         number: int,
         locks: dict[tuple[bytes, bool], BareLock] | None = None,
     ) -> None:
-        dice = simulation.dice
+        rng = simulation.rng
         self.simulation = simulation
         self.process = keeper
         self.name = f"{keeper.name} worker {number}"
@@ -254,14 +254,14 @@ class Worker:
         self.state = "idle"
         self.token: bytes | None = None
         self.key = b""
-        self.rounds = 2 + int(6 * dice.random())
+        self.rounds = 2 + int(6 * rng.random())
         self.task: Task = keeper.start(self.name, self._live())
         self.task.owner = self
 
     def _lock(self) -> BareLock:
-        simulation, dice = self.simulation, self.simulation.dice
-        self.key = dice.choice(simulation.keys)
-        lingers = dice.random() < simulation.lingering
+        simulation, rng = self.simulation, self.simulation.rng
+        self.key = rng.choice(simulation.keys)
+        lingers = rng.random() < simulation.lingering
         lock = self.locks.get((self.key, lingers))
         if lock is None:
             ttl_s, sleep_s = simulation.ttl_ms / 1000, simulation.interval_s
@@ -272,8 +272,8 @@ class Worker:
         return lock
 
     def _live(self) -> Steps:
-        simulation, dice = self.simulation, self.simulation.dice
-        yield Do("sleep", simulation.think_s * dice.random())
+        simulation, rng = self.simulation, self.simulation.rng
+        yield Do("sleep", simulation.think_s * rng.random())
         while self.rounds:
             self.rounds -= 1
             lock = self._lock()
@@ -283,14 +283,14 @@ class Worker:
                 simulation.world.tell(self.name, "gave up:", type(error).__name__, str(error))
                 simulation.let_go(self)
             self.state, self.token = "idle", None
-            yield Do("sleep", simulation.think_s * dice.random())
+            yield Do("sleep", simulation.think_s * rng.random())
 
     def _round(self, lock: BareLock) -> Steps:
-        simulation, dice = self.simulation, self.simulation.dice
+        simulation, rng = self.simulation, self.simulation.rng
         self.state = "acquiring"
         simulation.begin(self)
-        blocking = dice.random() > 0.2
-        patience_s = 0.2 * dice.random() if blocking and not simulation.calm and dice.random() < 0.2 else None
+        blocking = rng.random() > 0.2
+        patience_s = 0.2 * rng.random() if blocking and not simulation.calm and rng.random() < 0.2 else None
         acquired = yield from self._acquire(lock, blocking, patience_s)
         simulation.world.tell(self.name, "acquired" if acquired else "did not acquire", lock._key)
         if not acquired:
@@ -303,8 +303,8 @@ class Worker:
         assert owner.token is not None
         assert ends_at is not None
         hold = simulation.take(self, owner.token, ends_at)
-        yield Do("sleep", simulation.hold_s * dice.random() ** 3)
-        if not simulation.calm and dice.random() < 0.03:
+        yield Do("sleep", simulation.hold_s * rng.random() ** 3)
+        if not simulation.calm and rng.random() < 0.03:
             self.state = "forgetting"  # never releases
             yield Do("sleep", simulation.ttl_ms / 1000 * 1.5)
             simulation.forget(self, owner.token)

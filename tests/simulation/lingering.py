@@ -109,20 +109,20 @@ class Simulation:
     def __init__(
         self, seed: int, tells: bool = False, model: type[Model] = Model, late_us: int = 0, kind: str = ""
     ) -> None:
-        self.dice = dice = random.Random(seed)
-        self.kind = kind or dice.choice(_KINDS)
+        self.rng = rng = random.Random(seed)
+        self.kind = kind or rng.choice(_KINDS)
         self.calm = self.kind == "calm"
-        has = dice.choice(tuple(SERVERS.values()))
-        self.world = world = World(dice, model(has), tells)
+        has = rng.choice(tuple(SERVERS.values()))
+        self.world = world = World(rng, model(has), tells)
         self.model = world.model
-        self.keys = [KEY, *(b"key %d" % number for number in range(dice.choice((0, 1, 2))))]
-        self.ttl_ms = 10_000 if self.calm else dice.choice((40, 150, 1000, 10_000))
-        self.linger_s = dice.choice((0.001, 0.02, 0.05, 0.3, 5.0))
-        self.lingering = dice.choice((0.5, 0.9, 1.0))
-        self.interval_s = 0.5 if self.calm else dice.choice((0.01, 0.03, 0.1))
-        self.hold_s = dice.choice((0.002, 0.02) if self.calm else (0.001, 0.01, 0.1))
-        self.think_s = dice.choice((0.0, 0.002, 0.03, 0.3))
-        world.latency_us = dice.choice((100, 500, 3000))
+        self.keys = [KEY, *(b"key %d" % number for number in range(rng.choice((0, 1, 2))))]
+        self.ttl_ms = 10_000 if self.calm else rng.choice((40, 150, 1000, 10_000))
+        self.linger_s = rng.choice((0.001, 0.02, 0.05, 0.3, 5.0))
+        self.lingering = rng.choice((0.5, 0.9, 1.0))
+        self.interval_s = 0.5 if self.calm else rng.choice((0.01, 0.03, 0.1))
+        self.hold_s = rng.choice((0.002, 0.02) if self.calm else (0.001, 0.01, 0.1))
+        self.think_s = rng.choice((0.0, 0.002, 0.03, 0.3))
+        world.latency_us = rng.choice((100, 500, 3000))
         if not self.calm:
             world.draw_delays(late_us)
         world.served = self._served
@@ -139,11 +139,11 @@ class Simulation:
         self._over_us: int | None = None
         self._faults = _Faults(self, _FAULTS)
         self.processes: list[Process] = []
-        for number in range(1 + int(3 * dice.random())):
+        for number in range(1 + int(3 * rng.random())):
             self._add(Keeper(self, f"P{number}"))
         for keeper in self.keepers:
             keeper.draw_settings(self.calm)
-            for number in range(1 + int(4 * dice.random())):
+            for number in range(1 + int(4 * rng.random())):
                 keeper.workers.append(Worker(self, keeper, number))
         if not self.calm:
             self._faults.plan(10 if self.kind == "rough" else 4)

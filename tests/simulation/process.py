@@ -385,11 +385,11 @@ class Process:
 
     def draw_settings(self, calm: bool) -> None:
         """Let chance decide its kind and, unless the world is calm, what its client does about faults."""
-        dice = self.world.dice
-        self.blocking = dice.random() < 0.5
+        rng = self.world.rng
+        self.blocking = rng.random() < 0.5
         if not calm:
-            self.retries = dice.choice((1, 3, 10))
-            self.patience_s = dice.choice((None, None, 0.1, 1.0))
+            self.retries = rng.choice((1, 3, 10))
+            self.patience_s = rng.choice((None, None, 0.1, 1.0))
 
     def stop(self, until_us: int, is_busy: bool) -> None:
         """Run nothing more until then; `is_busy`: the loop alone."""

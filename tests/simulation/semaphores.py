@@ -50,12 +50,12 @@ class Caller(Waiter):
 
     def __init__(self, simulation: Simulation, process: Process, number: int) -> None:
         super().__init__(simulation, process, number)
-        dice = simulation.dice
+        rng = simulation.rng
         self.custom = False
-        self.limit = simulation.limit if simulation.one_limit else 1 + int(3 * dice.random())
+        self.limit = simulation.limit if simulation.one_limit else 1 + int(3 * rng.random())
         if not simulation.one_ttl:
-            self.ttl_ms = dice.choice(simulation.ttls_ms)
-        self.waits = dice.random() < 0.85
+            self.ttl_ms = rng.choice(simulation.ttls_ms)
+        self.waits = rng.random() < 0.85
 
     @property
     def attempt_kind(self) -> type[AcquirePermit]:
@@ -70,10 +70,10 @@ class Caller(Waiter):
 
     def _hold(self, hold: BatchLease, queued: bool) -> Steps:
         """Hold for a while, which may be longer than the ttl, and renew meanwhile."""
-        simulation, world, dice = self.simulation, self.simulation.world, self.simulation.dice
+        simulation, world, rng = self.simulation, self.simulation.world, self.simulation.rng
         ttl_s = self.ttl_ms / 1000
-        hold_s = simulation.hold_s * dice.random() ** 3 + (2 * ttl_s * dice.random() if dice.random() < 0.1 else 0.0)
-        ends_at, stops = world.clock() + hold_s, dice.random() < 0.07
+        hold_s = simulation.hold_s * rng.random() ** 3 + (2 * ttl_s * rng.random() if rng.random() < 0.1 else 0.0)
+        ends_at, stops = world.clock() + hold_s, rng.random() < 0.07
         while (left_s := ends_at - world.clock()) > 1e-6 and not stops:
             yield Do("sleep", min(left_s, ttl_s / 3))
             stops = left_s > ttl_s / 3 and not (yield from self._renew(hold, queued))
@@ -134,14 +134,14 @@ class Simulation(waiting.Simulation):
         self._forgotten_since_us = 0
         super().__init__(seed, tells, **options)
         self._operator = operator = Process(self.world, "operator")
-        for number in range(int(4 * self.dice.random())):
+        for number in range(int(4 * self.rng.random())):
             operator.start(f"operator {number}", self._resizing())
 
     def _new_faults(self) -> Faults:
-        dice = self.dice
-        self.limit = 1 + int(3 * dice.random())
-        self.one_limit = dice.random() < 0.7
-        self.one_ttl = dice.random() < 0.6
+        rng = self.rng
+        self.limit = 1 + int(3 * rng.random())
+        self.one_limit = rng.random() < 0.7
+        self.one_ttl = rng.random() < 0.6
         return Faults(self, FAULTS, has_rival=False)
 
     def _new_waiter(self, process: Process, number: int) -> Caller:
@@ -156,8 +156,8 @@ class Simulation(waiting.Simulation):
         return token
 
     def _resizing(self) -> Steps:
-        yield Do("sleep", 0.2 * self.dice.random())
-        resize = Resize(KEY, self.dice.choice((None, 1, 2, 3, 4)))
+        yield Do("sleep", 0.2 * self.rng.random())
+        resize = Resize(KEY, self.rng.choice((None, 1, 2, 3, 4)))
         try:
             yield Do("execute", resize)
         except (Trouble, Cancelled) as error:

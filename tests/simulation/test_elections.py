@@ -23,7 +23,7 @@ from tests.support.selection import in_two_runs
 pytestmark = pytest.mark.timeout(600)  # seconds of a processor that a busy machine may not give in two minutes
 
 _SEEDS_FOR_FAULTS = range(300)
-_RARE = {"_meet_danger": 13, "end": 13}
+_RARE = {"_end_in_danger": 13, "end": 13}
 """Methods whose fault few stories find: the first seed to try."""
 
 
@@ -83,7 +83,7 @@ def _renew_without_looking(self: Reacquire, capabilities: Any, now: float) -> An
     return (b"SET", self.key, self.token, b"PX", self.ttl_ms)
 
 
-def _meet_no_danger(self: Term, lock: Any) -> None:
+def _ignore_danger(self: Term, lock: Any) -> None:
     """The leader is not told that its lease is in danger."""
 
 
@@ -123,7 +123,7 @@ def _listen_to_nothing(self: Observing, waiter: Any) -> Steps:
     ("place", "name", "broken", "kind", "violation"),
     [
         (Reacquire, "request", _renew_without_looking, "rough", "leads, and so does|the key does not say so"),
-        (Term, "_meet_danger", _meet_no_danger, "faults", "is not told to stop"),
+        (Term, "_end_in_danger", _ignore_danger, "faults", "is not told to stop"),
         (Body, "end", _end_nothing, "faults", "its work goes on|and the work of"),
         (Term, "resign", _let_go_first, "calm", "and the work of|the key does not say so"),
         (Term, "_leave", _leave_in_silence, "calm", "has not stopped, and"),

@@ -55,55 +55,55 @@ _ENDED = 1
 """The end, in the server's milliseconds, of a permit that has ended. The others end long after the test."""
 
 
-def _request(dice: random.Random) -> Args:
-    token = dice.choice(_TOKENS)
-    ttl_ms = dice.choice((None, 50_000))
-    kind = dice.randrange(17)
+def _request(rng: random.Random) -> Args:
+    token = rng.choice(_TOKENS)
+    ttl_ms = rng.choice((None, 50_000))
+    kind = rng.randrange(17)
     if kind < 5:
-        awake_ms = dice.choice((9000, 9000, 9000, -9000))
-        channel, look_for = dice.choice(_CHANNELS), dice.choice((b"", b"", *_TOKENS))
+        awake_ms = rng.choice((9000, 9000, 9000, -9000))
+        channel, look_for = rng.choice(_CHANNELS), rng.choice((b"", b"", *_TOKENS))
         if not is_ours(token):
             token = _TOKENS[0]
         return JoinQueue(KEY, token, ttl_ms or 0, b"publish", channel, awake_ms, 60_000, look_for).request(_PLAIN, 0.0)
     if kind < 8:
-        return Release(KEY, token, None, contended=dice.random() < 0.6).request(_PLAIN, 0.0)
+        return Release(KEY, token, None, contended=rng.random() < 0.6).request(_PLAIN, 0.0)
     if kind == 8:
-        return LeaveQueue(KEY, token, dice.random() < 0.5, ttl_ms or 0).request(_PLAIN, 0.0)
+        return LeaveQueue(KEY, token, rng.random() < 0.5, ttl_ms or 0).request(_PLAIN, 0.0)
     if kind == 9:
         return (b"SET", KEY, token, b"NX", *(() if ttl_ms is None else (b"PX", ttl_ms)))
     if kind == 10:
         return Reacquire(KEY, token, ttl_ms).request(_PLAIN, 0.0)
     if kind == 11:
-        return Fence(KEY, token, dice.choice((1, 8))).request(_PLAIN, 0.0)
+        return Fence(KEY, token, rng.choice((1, 8))).request(_PLAIN, 0.0)
     if kind in (12, 13):
-        return dice.choice((AcquireFenced, AcquireManyFenced))(KEY, token, ttl_ms).request(_PLAIN, 0.0)
+        return rng.choice((AcquireFenced, AcquireManyFenced))(KEY, token, ttl_ms).request(_PLAIN, 0.0)
     if kind in (14, 15):
-        redeem = dice.choice((Redeem, RedeemFenced))
-        return redeem(KEY, token, ttl_ms, dice.choice(_TOKENS[:-1])).request(_PLAIN, 0.0)
+        redeem = rng.choice((Redeem, RedeemFenced))
+        return redeem(KEY, token, ttl_ms, rng.choice(_TOKENS[:-1])).request(_PLAIN, 0.0)
     return (b"DEL", KEY)
 
 
-def _request_of_permits(dice: random.Random) -> Args:
-    token, ttl_ms, limit = dice.choice(_PERMITS), dice.choice((50_000, 100_000)), dice.randrange(1, 4)
+def _request_of_permits(rng: random.Random) -> Args:
+    token, ttl_ms, limit = rng.choice(_PERMITS), rng.choice((50_000, 100_000)), rng.randrange(1, 4)
     terms = b"%d/%d" % (ttl_ms, limit)
-    kind = dice.randrange(20)
+    kind = rng.randrange(20)
     if kind < 6:
-        awake_ms = dice.choice((9000, 9000, 9000, -9000))
-        channel, look_for = dice.choice(_CHANNELS), dice.choice((b"", b"", *_PERMITS))
+        awake_ms = rng.choice((9000, 9000, 9000, -9000))
+        channel, look_for = rng.choice(_CHANNELS), rng.choice((b"", b"", *_PERMITS))
         return JoinQueue(KEY, token, terms, b"publish", channel, awake_ms, 60_000, look_for).request(_PLAIN, 0.0)
     if kind < 9:
         return acquire_permit(limit)(KEY, token, ttl_ms).request(_PLAIN, 0.0)
     if kind < 12:
         return ReleasePermit(KEY, token, None).request(_PLAIN, 0.0)
     if kind < 14:
-        return LeaveQueue(KEY, token, dice.random() < 0.5, terms).request(_PLAIN, 0.0)
+        return LeaveQueue(KEY, token, rng.random() < 0.5, terms).request(_PLAIN, 0.0)
     if kind == 14:
         return Reacquire(KEY, token, ttl_ms).request(_PLAIN, 0.0)
     if kind == 15:
-        return Resize(KEY, dice.choice((None, 1, 2, 4))).request(_PLAIN, 0.0)
+        return Resize(KEY, rng.choice((None, 1, 2, 4))).request(_PLAIN, 0.0)
     if kind < 19:
         return (b"ZADD", KEY, b"XX", _ENDED, token)
-    return dice.choice(((b"DEL", KEY), (b"SET", KEY, b"of another kind")))
+    return rng.choice(((b"DEL", KEY), (b"SET", KEY, b"of another kind")))
 
 
 def _is_time(number: object) -> bool:
@@ -301,8 +301,8 @@ def real(server: Server, acl_user: MakeUser, denied: frozenset[str]) -> Iterator
 @_DENIALS
 def test_scripts_of_several_keys(real: _Real, denied: frozenset[str], seeds: range) -> None:
     for seed in seeds:
-        dice = random.Random(seed)
-        requests = [_request(dice) for _ in range(dice.randrange(3, 25))]
+        rng = random.Random(seed)
+        requests = [_request(rng) for _ in range(rng.randrange(3, 25))]
         expected = real.play(requests)
         for step, (was, would_be) in enumerate(zip(expected, _modelled(requests, denied), strict=True)):
             assert would_be == was, f"seed {seed}, request {step}"
@@ -312,8 +312,8 @@ def test_scripts_of_several_keys(real: _Real, denied: frozenset[str], seeds: ran
 @_DENIALS
 def test_scripts_of_a_semaphore(real: _Real, denied: frozenset[str], seeds: range) -> None:
     for seed in seeds:
-        dice = random.Random(seed)
-        requests = [_request_of_permits(dice) for _ in range(dice.randrange(3, 35))]
+        rng = random.Random(seed)
+        requests = [_request_of_permits(rng) for _ in range(rng.randrange(3, 35))]
         expected = real.play_on_permits(requests)
         for step, (was, would_be) in enumerate(zip(expected, _modelled_permits(requests, denied), strict=True)):
             assert would_be == was, f"seed {seed}, request {step}"

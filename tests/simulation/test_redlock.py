@@ -55,10 +55,10 @@ RATE = 0.004
 class _Server:
     """One server with its clock, and when it is frozen."""
 
-    def __init__(self, dice: random.Random) -> None:
-        self.model = Model(dice.choice(list(SERVERS.values())))
+    def __init__(self, rng: random.Random) -> None:
+        self.model = Model(rng.choice(list(SERVERS.values())))
         self.capabilities = Capabilities(self.model.execute(PROBE), self.model.execute(HELLO))
-        self.rate = 1 + dice.uniform(-RATE, RATE)
+        self.rate = 1 + rng.uniform(-RATE, RATE)
         self.thaws_at = 0.0
 
 
@@ -104,7 +104,7 @@ class _Contender:
 
     def __init__(self, world: _World, number: int) -> None:
         self.world = world
-        self.rate = 1 + world.dice.uniform(-RATE, RATE)
+        self.rate = 1 + world.rng.uniform(-RATE, RATE)
         self.behind = [0.0] * COUNT  # until when its connection to each server is busy
         clients = [redis.Redis(port=port) for port in range(1, COUNT + 1)]
         settings: dict[str, Any] = {"timeout": TTL_S, "sleep": 0.02, "thread_local": False, "limit": LIMIT_S}
@@ -119,28 +119,28 @@ class _Contender:
 
     def live(self) -> Steps:
         """Acquire, hold, perhaps prolong, release: the steps of each, and pauses."""
-        dice, lock = self.world.dice, self.lock
+        rng, lock = self.world.rng, self.lock
         local = lock._mine()
         while True:
             try:
-                call = RedlockCall(local, blocking=True, blocking_timeout=dice.uniform(0, 0.5))
+                call = RedlockCall(local, blocking=True, blocking_timeout=rng.uniform(0, 0.5))
                 if not (yield from procedures.acquire_redlock(lock, call)):
                     continue
                 self.held += 1
                 self.releases = False
                 self.world.check()
                 began = self.world.now
-                yield Do("sleep", dice.uniform(0, (1.5 if lock._options is None else 4) * TTL_S))
-                while dice.random() < 0.4 and lock.valid:
-                    yield from procedures.extend_redlock(lock, local, dice.uniform(0.01, TTL_S), dice.random() < 0.5)
+                yield Do("sleep", rng.uniform(0, (1.5 if lock._options is None else 4) * TTL_S))
+                while rng.random() < 0.4 and lock.valid:
+                    yield from procedures.extend_redlock(lock, local, rng.uniform(0.01, TTL_S), rng.random() < 0.5)
                     self.world.check()
-                    yield Do("sleep", dice.uniform(0, TTL_S))
+                    yield Do("sleep", rng.uniform(0, TTL_S))
                 self.outlived += lock.valid and self.world.now > began + 2 * TTL_S
                 self.releases = True
                 yield from procedures.release_redlock(lock, local)
             except (LockError, RedisError):
                 self.releases = True
-            yield Do("sleep", dice.uniform(0, 0.05))
+            yield Do("sleep", rng.uniform(0, 0.05))
 
     def renew(self) -> Steps:
         """As a renewer does, again and again."""
@@ -189,11 +189,11 @@ class _World:
     """The clock, the servers, the network."""
 
     def __init__(self, seed: int, contenders: int = 3) -> None:
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.now = 1.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self.servers = [_Server(self.dice) for _ in range(COUNT)]
+        self.servers = [_Server(self.rng) for _ in range(COUNT)]
         self.acting: _Contender | None = None
         self.contenders = [_Contender(self, number) for number in range(contenders)]
 
@@ -281,10 +281,10 @@ class _World:
 
     def _send(self, contender: _Contender, index: int, request: Args, answer: Callable[[Any], None] | None) -> None:
         """Have a request executed behind those that were sent before on the same connection."""
-        server, dice = self.servers[index], self.dice
-        if dice.random() < 0.02:
-            server.thaws_at = max(server.thaws_at, self.now + dice.uniform(0, TTL_S))
-        delay_s = dice.uniform(0, 2 * LIMIT_S) if dice.random() < 0.1 else dice.uniform(0, LIMIT_S / 10)
+        server, rng = self.servers[index], self.rng
+        if rng.random() < 0.02:
+            server.thaws_at = max(server.thaws_at, self.now + rng.uniform(0, TTL_S))
+        delay_s = rng.uniform(0, 2 * LIMIT_S) if rng.random() < 0.1 else rng.uniform(0, LIMIT_S / 10)
         when = max(self.now + delay_s, server.thaws_at, contender.behind[index])
         contender.behind[index] = when
 
@@ -292,7 +292,7 @@ class _World:
             server.model.now_us = int(self.now * server.rate * 1e6)
             reply = server.model.execute(request)
             if answer is not None:
-                self._at(self.now + self.dice.uniform(0, LIMIT_S / 10), lambda: answer(reply))
+                self._at(self.now + self.rng.uniform(0, LIMIT_S / 10), lambda: answer(reply))
 
         self._at(when, execute)
 
@@ -311,7 +311,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, seed: int) -> _World:
     ):
         monkeypatch.setattr(module, "clock", world.clock)
     for module in (procedures, schedule_module):
-        monkeypatch.setattr(module, "_random", world.dice)
+        monkeypatch.setattr(module, "_random", world.rng)
     world.run(20)
     return world
 

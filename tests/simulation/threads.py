@@ -128,13 +128,13 @@ class Turn(threading.Thread):
 
     def preempt(self) -> None:
         """In the thread: perhaps let others run."""
-        dice, now_us = self._world.dice, self._world.now_us
+        rng, now_us = self._world.rng, self._world.now_us
         self._looks = self._looks + 1 if self._looked_us == now_us else 0
         self._looked_us = now_us
         if self._is_closed:
             return
-        if self.part.preempted and dice.random() < self.part.preempted:
-            self.sleep(int(self.part.preempted_us * dice.random()))
+        if self.part.preempted and rng.random() < self.part.preempted:
+            self.sleep(int(self.part.preempted_us * rng.random()))
         elif self._looks > _MOST_LOOKS:
             self.sleep(1)
 

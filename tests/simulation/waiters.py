@@ -41,7 +41,7 @@ class Waiter:
     release_kind: Any = Release
 
     def __init__(self, simulation: Simulation, process: Process, number: int) -> None:
-        dice = simulation.dice
+        rng = simulation.rng
         self.simulation = simulation
         self.process = process
         self.name = f"{process.name} waiter {number}"
@@ -50,9 +50,9 @@ class Waiter:
         self.waiting: Waiting | None = None
         self.state = "idle"
         self.ttl_ms: int | None = simulation.ttl_ms
-        self.rounds = 1 + int(3 * dice.random())
-        self.custom = not simulation.calm and dice.random() < (0.6 if simulation.shares else 0.12)
-        self.patience_s = 0.2 * dice.random() if not simulation.calm and dice.random() < 0.3 else None
+        self.rounds = 1 + int(3 * rng.random())
+        self.custom = not simulation.calm and rng.random() < (0.6 if simulation.shares else 0.12)
+        self.patience_s = 0.2 * rng.random() if not simulation.calm and rng.random() < 0.3 else None
         self.task: Task = process.start(self.name, self.live())
         self.task.owner = self
 
@@ -63,8 +63,8 @@ class Waiter:
 
     def live(self) -> Steps:
         """All rounds."""
-        simulation, dice = self.simulation, self.simulation.dice
-        yield Do("sleep", simulation.think_s * dice.random())
+        simulation, rng = self.simulation, self.simulation.rng
+        yield Do("sleep", simulation.think_s * rng.random())
         while self.rounds:
             self.rounds -= 1
             number = 0 if simulation.shares else self._own_number
@@ -80,7 +80,7 @@ class Waiter:
                 self._own_number += 0x10  # a token is used again only after its cleanup
                 simulation.let_go(self)
             self.state, self.waiting = "idle", None
-            yield Do("sleep", simulation.think_s * dice.random())
+            yield Do("sleep", simulation.think_s * rng.random())
 
     def wants(self, token: bytes) -> bool:
         """Whether the waiter uses a lock with this token."""
@@ -102,15 +102,15 @@ class Waiter:
 
     def _hold(self, hold: BatchLease, queued: bool) -> Steps:
         """Hold for a while. Returns whether to release."""
-        simulation, dice, ttl_ms = self.simulation, self.simulation.dice, self.ttl_ms
-        if ttl_ms is not None and not simulation.calm and dice.random() < 0.1:
-            yield Do("sleep", ttl_ms / 1000 * dice.random())
+        simulation, rng, ttl_ms = self.simulation, self.simulation.rng, self.ttl_ms
+        if ttl_ms is not None and not simulation.calm and rng.random() < 0.1:
+            yield Do("sleep", ttl_ms / 1000 * rng.random())
             reacquire = Reacquire(KEY, self.token, ttl_ms, queued)
             with contextlib.suppress(Trouble):
                 yield Do("execute", reacquire)
                 simulation.note_reacquire(hold, reacquire)
-        yield Do("sleep", simulation.hold_s * dice.random() ** 3)
-        if ttl_ms is not None and not simulation.calm and dice.random() < 0.05:
+        yield Do("sleep", simulation.hold_s * rng.random() ** 3)
+        if ttl_ms is not None and not simulation.calm and rng.random() < 0.05:
             self.state = "lost"  # never releases
             yield Do("sleep", ttl_ms / 1000 * 1.5)
             simulation.let_go(self)

@@ -77,21 +77,21 @@ class Simulation:
         kind: str = "",
         shares: bool = False,
     ) -> None:
-        self.dice = dice = random.Random(seed)
-        self.kind = kind or dice.choice(_KINDS)
+        self.rng = rng = random.Random(seed)
+        self.kind = kind or rng.choice(_KINDS)
         self.calm = self.kind == "calm"
-        has = dice.choice(tuple(SERVERS.values()))
-        cluster = "LMPOP" in has and dice.random() < 0.15
-        self.world = world = World(dice, model(has, cluster=cluster), tells)
+        has = rng.choice(tuple(SERVERS.values()))
+        cluster = "LMPOP" in has and rng.random() < 0.15
+        self.world = world = World(rng, model(has, cluster=cluster), tells)
         world.new_token = self.new_token
         self.model = world.model
-        self.ttl_ms = dice.choice(self._calm_ttls_ms if self.calm else self._ttls_ms)
-        self.interval_s = dice.choice((0.05, 0.1) if self.calm else (0.01, 0.03, 0.1))
+        self.ttl_ms = rng.choice(self._calm_ttls_ms if self.calm else self._ttls_ms)
+        self.interval_s = rng.choice((0.05, 0.1) if self.calm else (0.01, 0.03, 0.1))
         if self.ttl_ms == 10_000:
             self.interval_s *= 5
-        self.hold_s = dice.choice((0.002, 0.02) if self.calm else (0.001, 0.01, 0.1))
-        self.think_s = dice.choice((0.0, 0.002, 0.03))
-        world.latency_us = dice.choice((100, 500, 3000))
+        self.hold_s = rng.choice((0.002, 0.02) if self.calm else (0.001, 0.01, 0.1))
+        self.think_s = rng.choice((0.0, 0.002, 0.03))
+        world.latency_us = rng.choice((100, 500, 3000))
         if not self.calm:
             world.draw_delays(late_us)
         world.served = self._served
@@ -110,9 +110,9 @@ class Simulation:
         self._requests = 0
         self._looks = 0
         self._beginnings = 0
-        self.processes = [self._process(f"P{number}") for number in range(1 + int(3 * dice.random()))]
+        self.processes = [self._process(f"P{number}") for number in range(1 + int(3 * rng.random()))]
         self.waiters = [
-            self._new_waiter(dice.choice(self.processes), number) for number in range(2 + int(5 * dice.random()))
+            self._new_waiter(rng.choice(self.processes), number) for number in range(2 + int(5 * rng.random()))
         ]
         if not self.calm:
             self._faults.plan(8 if self.kind == "rough" else 3)
@@ -126,7 +126,7 @@ class Simulation:
     def _process(self, name: str) -> Process:
         process = Process(self.world, name)
         process.draw_settings(self.calm)
-        if not self.calm and self.dice.random() < 0.1:
+        if not self.calm and self.rng.random() < 0.1:
             process.denied = self._faults.denial()
         return process
 

@@ -1,7 +1,7 @@
 """A simulated world: a clock, a network and the model server, in one order of events.
 
 Everything takes a random time; messages on one connection stay in order. All events come from the heap and all chance
-from the seed's dice, so a seed is always the same story.
+from the seed's rng, so a seed is always the same story.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class World:
     """The clock, the events to come, and the server.
 
     Args:
-        dice: all chance.
+        rng: all chance.
         model: the server.
         tells: whether to record the story.
 
@@ -115,9 +115,9 @@ class World:
         new_token: draws a token, in place of `TokenSource.new_token`.
     """
 
-    def __init__(self, dice: random.Random, model: Model, tells: bool) -> None:
+    def __init__(self, rng: random.Random, model: Model, tells: bool) -> None:
         self._thread = threading.get_ident()
-        self.dice = dice
+        self.rng = rng
         self.model = model
         self.now_us = 1000
         self.latency_us = 300
@@ -147,9 +147,9 @@ class World:
         Args:
             late_us: for how long at most the server reads on from a connection that its client has given up.
         """
-        self.lazy = self.dice.choice((0.0, 0.0, 0.05, 0.3))
-        self.slow = self.dice.choice((0.0, 0.01, 0.1))
-        self.slow_us = self.dice.choice((5000, 50_000, 300_000))
+        self.lazy = self.rng.choice((0.0, 0.0, 0.05, 0.3))
+        self.slow = self.rng.choice((0.0, 0.01, 0.1))
+        self.slow_us = self.rng.choice((5000, 50_000, 300_000))
         self.late_us = late_us
 
     def clock(self) -> float:
@@ -200,13 +200,13 @@ class World:
 
     def delay_us(self) -> int:
         """How long a message takes on its way."""
-        random_ = self.dice.random
+        random_ = self.rng.random
         delay_us = 20 + int(self.latency_us * random_())
         return delay_us + int(self.slow_us * random_()) if random_() < self.slow else delay_us
 
     def pause_us(self) -> int:
         """How long a caller that could go on does not."""
-        random_ = self.dice.random
+        random_ = self.rng.random
         return int(self.slow_us * random_()) if self.lazy and random_() < self.lazy else 0
 
     def serve(self, process: Process, args: Args, connection: Connection | None) -> Reply:
@@ -319,7 +319,7 @@ class ClientConnection:
         reply = world.serve(self._process, request, self.session)
         if request[:2] == (b"CLIENT", b"KILL"):
             self._end_killed()
-        own_pushes_first = world.dice.random() < 0.5
+        own_pushes_first = world.rng.random() < 0.5
         if not own_pushes_first:
             self._return(False, reply)
         for process in world.processes:
@@ -373,7 +373,7 @@ class ClientConnection:
         """Let the server notice at once, or read on to the end of what has been sent."""
         world = self._world
         if world.late_us:
-            at_us = max(world.now_us + int(world.late_us * world.dice.random()), self._arrives_us + 1)
+            at_us = max(world.now_us + int(world.late_us * world.rng.random()), self._arrives_us + 1)
             world.at(at_us, None, self.vanish)
         else:
             self.vanish()

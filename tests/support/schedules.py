@@ -133,7 +133,7 @@ def play_all(make: Callable[[], Scene], switches: int, *names: str, one_in: int 
 
     Returns how many orders were played.
     """
-    dice = random.Random(1)
+    rng = random.Random(1)
     files, played = _files(names), 0
     left: list[tuple[int, Switches]] = [(first, ()) for first in range(len(make().actors))]
     while left:
@@ -151,7 +151,7 @@ def play_all(make: Callable[[], Scene], switches: int, *names: str, one_in: int 
             for line, live in live_at.items():
                 chosen = [actor for actor in live if line > last]
                 if len(schedule) + 1 == switches:
-                    chosen = [actor for actor in chosen if dice.randrange(one_in) == 0]
+                    chosen = [actor for actor in chosen if rng.randrange(one_in) == 0]
                 left += [(first, (*schedule, (line, actor))) for actor in chosen]
     return played
 
@@ -160,14 +160,14 @@ def play_some(make: Callable[[], Scene], seeds: range, *names: str) -> None:
     """Play a scene in random orders of the instructions in these files."""
     files = _files(names)
     for seed in seeds:
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         scene = make()
-        rate = dice.choice((0.02, 0.1, 0.5))
+        rate = rng.choice((0.02, 0.1, 0.5))
 
-        def choose(_: int, live: list[int], dice: random.Random = dice, rate: float = rate) -> int | None:
-            return dice.choice(live) if dice.random() < rate else None
+        def choose(_: int, live: list[int], rng: random.Random = rng, rate: float = rate) -> int | None:
+            return rng.choice(live) if rng.random() < rate else None
 
-        _play(scene, files, dice.randrange(len(scene.actors)), choose, True, f"seed {seed}")
+        _play(scene, files, rng.randrange(len(scene.actors)), choose, True, f"seed {seed}")
 
 
 def _play(scene: Scene, files: frozenset[str], first: int, choose: _Choose, by_opcode: bool, how: str) -> None:

@@ -195,7 +195,7 @@ class Vote:
     @property
     def must_wait(self) -> bool:
         """Whether the server owes too many replies to be asked anything new: connections must not fill up."""
-        return self.health.is_full and not self.round.insists
+        return self.health.is_full and not self.round.must_execute
 
     @property
     def has_voted(self) -> bool:
@@ -376,7 +376,7 @@ def resend(server: ServerTransport[Any], unanswered: set[Vote]) -> None:
             vote = unanswered.pop()
         except KeyError:  # another thread may do the same, or take the last reply
             return
-        if vote.round.insists and not vote.has_voted:
+        if vote.round.must_execute and not vote.has_voted:
             operation = vote.round.operations[vote.index]
             server.clean_up([(operation.key, operation.token)])
 

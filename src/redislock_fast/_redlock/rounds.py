@@ -48,11 +48,11 @@ class MajorityRound:
         lost: by server: whether its connection broke, and nothing has left since.
         decided: whether no vote that is missing can change the outcome.
         began: the time before the first request, in the clock's seconds.
-        insists: whether the servers must execute it in the end, also those that have not answered for long.
+        must_execute: whether the servers must execute it in the end, also those that have not answered for long.
         given_up: whether it was given up, so that nothing more must be set.
     """
 
-    insists = False
+    must_execute = False
     given_up = False
     decided = False
 
@@ -144,7 +144,7 @@ class MajorityRound:
 
     def give_up(self) -> None:
         """Note that the caller will not learn the outcome, so that what the servers have agreed to must not stay."""
-        self.given_up = not self.insists
+        self.given_up = not self.must_execute
 
     def to_clean_up(self) -> dict[int, tuple[bytes, bytes]]:
         """By server: the key and token that must not stay there."""
@@ -232,7 +232,7 @@ class ReleaseRound(MajorityRound):
         doubtful: by server: whether an earlier release may have been executed.
     """
 
-    insists = True
+    must_execute = True
 
     def __init__(
         self,

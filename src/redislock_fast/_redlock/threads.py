@@ -81,7 +81,7 @@ class ThreadQuorum(Quorum):
             with Voting(self._transports, rounds, Vote) as voting:
                 _collect(self._transports, voting)
         finally:
-            if any(round_.insists for round_ in rounds):
+            if any(round_.must_execute for round_ in rounds):
                 self._late_replies.expect(self._transports)
 
     def _ask_separately(self, rounds: Sequence[MajorityRound]) -> None:
@@ -147,7 +147,7 @@ def _post(server: ThreadServerTransport, vote: Vote, connect_s: float, ends_at: 
         use_connection(server, connection)
     if connection.pipe.silence_s > _STALE_AFTER_S or health.is_full:
         _read(server, connection)
-        if vote.must_wait or (health.silent and not connect_s and not vote.round.insists):
+        if vote.must_wait or (health.silent and not connect_s and not vote.round.must_execute):
             return
     vote.post(connection)
 

@@ -63,7 +63,7 @@ class Term:
         self.number = 0
         self.stopping = new_event()
         self._body = Body()
-        self._lock = election._new_lock(on_danger=self._meet_danger, on_lost=self._note_loss)  # noqa: SLF001  # of this very module
+        self._lock = election._new_lock(on_danger=self._end_in_danger, on_lost=self._note_loss)  # noqa: SLF001  # of this very module
         self._reason: LossReason | None = None  # why it ends against the leader's will
         self._gives_up = False  # whether the lock is let go in the background, since its server may not answer
         self._has_started = False
@@ -91,7 +91,7 @@ class Term:
         """Set `stopping`. The next candidate leads as soon as the work has ended. Sends nothing."""
         self.stopping.set()
 
-    def _meet_danger(self, lock: Lock) -> object:
+    def _end_in_danger(self, lock: Lock) -> object:
         """End the body while the lease still holds: at once, or by force when half of what is left has passed."""
         self._reason, self._gives_up = LossReason.SERVER_GONE, True
         self.stopping.set()

@@ -217,11 +217,11 @@ def test_callers_with_overlapping_batches_exclude_each_other_and_all_finish(
     one = make_locker(server.port)
 
     def work(seed: int) -> int:
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         locker = one if shared else make_locker(server.port)
         for _ in range(8):
-            names = dice.sample("abcdefgh", dice.randint(1, 5))
-            with take_all(locker, names, dice.choice((None, 60)), None):
+            names = rng.sample("abcdefgh", rng.randint(1, 5))
+            with take_all(locker, names, rng.choice((None, 60)), None):
                 holders.enter(names)
                 pause(0)
                 holders.leave(names)
@@ -237,11 +237,11 @@ import random, sys
 import redis, redislock_fast
 
 port, seed = int(sys.argv[1]), int(sys.argv[2])
-client, dice = redis.Redis(port=port), random.Random(seed)
+client, rng = redis.Redis(port=port), random.Random(seed)
 locker = redislock_fast.Locker(client)
 trespasses = []
 for _ in range(15):
-    names = dice.sample("abcdefgh", dice.randint(1, 5))
+    names = rng.sample("abcdefgh", rng.randint(1, 5))
     with locker.acquire_many(names, 60, None, sleep=0.005, all_or_nothing=True):
         for name in names:
             if client.getset("inside:" + name, seed) not in (None, b""):

@@ -186,9 +186,9 @@ def test_batches_of_many_callers_of_one_client_exclude_each_other(
     holders = Holders()
 
     def work(seed: int) -> int:
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         for _ in range(20):
-            batch = acquiring(callers, fast, dice.sample(names, 8), FAR_S).result(PATIENCE_S)
+            batch = acquiring(callers, fast, rng.sample(names, 8), FAR_S).result(PATIENCE_S)
             holders.enter(batch.acquired)
             holders.leave(batch.acquired)
             assert call(callers, batch, "release") == dict.fromkeys(batch.acquired, True)

@@ -473,10 +473,10 @@ async def test_random_cancels_of_many_tasks_break_no_exclusion(
                 holders[name] -= 1
 
     async def work(worker: int) -> None:
-        dice = random.Random(worker)
+        rng = random.Random(worker)
         for _ in range(10):
-            task = asyncio.create_task(use(f"name-{dice.randrange(3)}"))
-            await asyncio.wait([task], timeout=dice.choice([0, 0.001, 0.01, 0.1]))
+            task = asyncio.create_task(use(f"name-{rng.randrange(3)}"))
+            await asyncio.wait([task], timeout=rng.choice([0, 0.001, 0.01, 0.1]))
             task.cancel()
             await asyncio.wait([task], timeout=PATIENCE_S)
             assert task.done(), "hangs"

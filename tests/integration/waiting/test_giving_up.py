@@ -194,11 +194,11 @@ def test_random_timeouts_around_the_hold_time_leave_nothing(scene: Scene) -> Non
     guard = Guard()
 
     def work(number: int, contender: Contender) -> int:
-        dice = random.Random(number)
+        rng = random.Random(number)
         acquired = 0
         for _ in range(25):
             try:
-                use = contender.use(guard, hold_s=0.001, blocking_timeout=dice.uniform(0.0001, 0.012))
+                use = contender.use(guard, hold_s=0.001, blocking_timeout=rng.uniform(0.0001, 0.012))
                 acquired += use.result(PATIENCE_S)
             except redis.TimeoutError:  # no reply in time, on a busy machine
                 pass

@@ -35,22 +35,22 @@ FLIGHT_S = 1.0
 class _Played:
     """One request of a story: it is executed some time after it began, and ends some time after that."""
 
-    def __init__(self, dice: random.Random, began_at: float, ttls_s: list[float]) -> None:
+    def __init__(self, rng: random.Random, began_at: float, ttls_s: list[float]) -> None:
         self.sent_at = began_at
-        self.executed_at = began_at + dice.random() * FLIGHT_S
-        self.ended_at = self.executed_at + dice.random() * FLIGHT_S
-        self.is_certain = dice.random() < 0.9
-        self.ttl_s = dice.choice(ttls_s) if dice.random() < 0.6 else None
-        self.added_s = dice.choice([0.0, 5.0])
+        self.executed_at = began_at + rng.random() * FLIGHT_S
+        self.ended_at = self.executed_at + rng.random() * FLIGHT_S
+        self.is_certain = rng.random() < 0.9
+        self.ttl_s = rng.choice(ttls_s) if rng.random() < 0.6 else None
+        self.added_s = rng.choice([0.0, 5.0])
         self.one: Prolonging | None = None
         self.ends_at: float | None = None
 
 
 def _play(seed: int, ttls_s: list[float]) -> Iterator[tuple[float, float, float | None]]:
     """The time, when the server ends the lease, and what is believed of that, after each event of a story."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     book, server_s = Prolongings(b"token", 20.0), 20.0
-    requests = [_Played(dice, dice.random() * 6, ttls_s) for _ in range(dice.randint(1, 8))]
+    requests = [_Played(rng, rng.random() * 6, ttls_s) for _ in range(rng.randint(1, 8))]
     events = [(at, n, request) for request in requests for n, at in enumerate(_times_of(request))]
     for now, what, request in sorted(events, key=lambda event: event[:2]):
         if what == 0:

@@ -303,7 +303,7 @@ class _Stress:
 
     def live(self, seed: int) -> None:
         """Do 2,500 things."""
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         cache = self.kept.key_cache
         steps = [
             (0.3, self._try),
@@ -315,7 +315,7 @@ class _Stress:
         ]
         weights = [weight for weight, _ in steps]
         for _ in range(2500):
-            dice.choices(steps, weights)[0][1]()
+            rng.choices(steps, weights)[0][1]()
 
     def _try(self) -> None:
         cached = self.kept.key_cache.of(KEY)

@@ -1,4 +1,4 @@
-"""The operations on a lock that somebody waits for, driven with a pen: its value is the token and a mark.
+"""The operations on a lock that somebody waits for, driven by hand: its value is the token and a mark.
 
 Rules: as in `test_commands.py`.
 """

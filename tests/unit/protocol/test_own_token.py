@@ -1,4 +1,4 @@
-"""Acquiring by the caller's own token: driven with a pen, and on real servers.
+"""Acquiring by the caller's own token: driven by hand, and on real servers.
 
 Rules: the first part feeds replies of the model, or as hiredis parses them, as `test_commands.py` does; the second part
 drives the operation over the transport.
@@ -39,7 +39,7 @@ EACH_SERVER = pytest.mark.parametrize("server", SERVERS)
 NOPERM = hiredis.ReplyError("NOPERM User u has no permissions to run the command")
 
 
-class _Pen:
+class _Driven:
     """An operation whose requests are sent one at a time, one second after another."""
 
     def __init__(self, server: str, token: bytes = TOKEN, ttl_ms: int | None = 60_000) -> None:
@@ -75,17 +75,19 @@ class _Pen:
             pass
 
 
-# ---- driven with a pen ----
+# ---- driven by hand ----
 
 
 @TTLS_MS
 @EACH_SERVER
 def test_free_lock_is_taken_as_any_other(server: str, ttl_ms: int | None) -> None:
-    pen = _Pen(server, ttl_ms=ttl_ms)
-    assert pen.operation.request(pen.capabilities, 1.0) == Acquire(KEY, TOKEN, ttl_ms).request(pen.capabilities, 1.0)
-    assert pen.step()
-    assert (pen.operation.result, pen.operation.holder, pen.operation.sent_at) == (True, None, 1.0)
-    assert pen.model.entry(KEY) == Entry(TOKEN, None if ttl_ms is None else 5000 + ttl_ms)
+    driven = _Driven(server, ttl_ms=ttl_ms)
+    assert driven.operation.request(driven.capabilities, 1.0) == Acquire(KEY, TOKEN, ttl_ms).request(
+        driven.capabilities, 1.0
+    )
+    assert driven.step()
+    assert (driven.operation.result, driven.operation.holder, driven.operation.sent_at) == (True, None, 1.0)
+    assert driven.model.entry(KEY) == Entry(TOKEN, None if ttl_ms is None else 5000 + ttl_ms)
 
 
 @VALUES
@@ -94,110 +96,110 @@ def test_free_lock_is_taken_as_any_other(server: str, ttl_ms: int | None) -> Non
 def test_lock_that_is_held_with_the_token_has_its_lease_anew(
     server: str, ttl_ms: int | None, token: bytes, value: bytes
 ) -> None:
-    pen = _Pen(server, token, ttl_ms)
-    pen.model.put(KEY, value, 30_000)
-    pen.step_until_found()
-    found_at = pen.now
-    pen.finish()
-    assert pen.operation.result
-    assert pen.operation.sent_at == found_at + 1.0
-    assert pen.model.entry(KEY) == Entry(value, None if ttl_ms is None else int(pen.now * 1000) + ttl_ms)
+    driven = _Driven(server, token, ttl_ms)
+    driven.model.put(KEY, value, 30_000)
+    driven.step_until_found()
+    found_at = driven.now
+    driven.finish()
+    assert driven.operation.result
+    assert driven.operation.sent_at == found_at + 1.0
+    assert driven.model.entry(KEY) == Entry(value, None if ttl_ms is None else int(driven.now * 1000) + ttl_ms)
 
 
 @pytest.mark.parametrize(("value", "token"), [(b"job+", b"job"), (b"job", b"job+"), (OURS, TOKEN)], ids=str)
 @pytest.mark.parametrize("lost", [False, True], ids=["", "after a loss"])
 @EACH_SERVER
 def test_token_of_another_is_not_taken_for_a_marked_one(server: str, lost: bool, value: bytes, token: bytes) -> None:
-    pen = _Pen(server, token)
-    pen.model.put(KEY, value, 30_000)
+    driven = _Driven(server, token)
+    driven.model.put(KEY, value, 30_000)
     if lost:
-        pen.send()
-        pen.operation.note_unanswered(True)
-    pen.finish()
-    assert (pen.operation.result, pen.operation.holder) == (False, value)
-    assert pen.model.entry(KEY) == Entry(value, 30_000)
+        driven.send()
+        driven.operation.note_unanswered(True)
+    driven.finish()
+    assert (driven.operation.result, driven.operation.holder) == (False, value)
+    assert driven.model.entry(KEY) == Entry(value, 30_000)
 
 
 @EACH_SERVER
 def test_lease_after_a_lost_reply_counts_from_the_reacquire(server: str) -> None:
-    pen = _Pen(server)
-    pen.send()
-    pen.operation.note_unanswered(True)
-    pen.step_until_found()
-    found_at = pen.now
-    pen.finish()
-    assert (pen.operation.result, pen.operation.sent_at) == (True, found_at + 1.0)
+    driven = _Driven(server)
+    driven.send()
+    driven.operation.note_unanswered(True)
+    driven.step_until_found()
+    found_at = driven.now
+    driven.finish()
+    assert (driven.operation.result, driven.operation.sent_at) == (True, found_at + 1.0)
 
 
 @EACH_SERVER
 def test_lock_that_ends_before_its_reacquire_is_taken(server: str) -> None:
-    pen = _Pen(server)
-    pen.model.put(KEY, TOKEN, 30_000)
-    pen.step_until_found()
-    pen.model.remove(KEY)
-    pen.finish()
-    assert (pen.operation.result, pen.operation.holder, pen.operation.sent_at) == (True, None, 5.0)
-    assert pen.model.entry(KEY) == Entry(TOKEN, int(pen.now * 1000) + 60_000)
+    driven = _Driven(server)
+    driven.model.put(KEY, TOKEN, 30_000)
+    driven.step_until_found()
+    driven.model.remove(KEY)
+    driven.finish()
+    assert (driven.operation.result, driven.operation.holder, driven.operation.sent_at) == (True, None, 5.0)
+    assert driven.model.entry(KEY) == Entry(TOKEN, int(driven.now * 1000) + 60_000)
 
 
 @EACH_SERVER
 def test_lock_that_ends_before_each_reacquire_is_given_up(server: str) -> None:
-    pen = _Pen(server)
+    driven = _Driven(server)
     for _ in range(3):
-        pen.model.put(KEY, TOKEN, 30_000)
-        pen.step_until_found()
-        pen.model.remove(KEY)
-        while pen.operation._renewal is not None:
-            finished = pen.step()
+        driven.model.put(KEY, TOKEN, 30_000)
+        driven.step_until_found()
+        driven.model.remove(KEY)
+        while driven.operation._renewal is not None:
+            finished = driven.step()
     assert finished
-    assert (pen.operation.result, pen.operation.holder) == (False, None)
+    assert (driven.operation.result, driven.operation.holder) == (False, None)
 
 
 @EACH_SERVER
 def test_reacquire_of_unknown_outcome_leaves_the_earlier_lock_alone(server: str) -> None:
-    pen = _Pen(server)
-    pen.model.put(KEY, TOKEN, 30_000)
-    pen.step_until_found()
-    pen.send()
-    pen.operation.note_unanswered(True)
-    assert pen.operation.to_clean_up(failed=True) == []
+    driven = _Driven(server)
+    driven.model.put(KEY, TOKEN, 30_000)
+    driven.step_until_found()
+    driven.send()
+    driven.operation.note_unanswered(True)
+    assert driven.operation.to_clean_up(failed=True) == []
 
 
 def test_look_of_unknown_outcome_leaves_the_earlier_lock_alone() -> None:
-    pen = _Pen("Redis 6.2")
-    pen.model.put(KEY, TOKEN, 30_000)
-    assert not pen.step()
-    pen.send()
-    pen.operation.note_unanswered(True)
-    assert pen.operation.to_clean_up(failed=True) == []
+    driven = _Driven("Redis 6.2")
+    driven.model.put(KEY, TOKEN, 30_000)
+    assert not driven.step()
+    driven.send()
+    driven.operation.note_unanswered(True)
+    assert driven.operation.to_clean_up(failed=True) == []
 
 
 @EACH_SERVER
 def test_set_of_unknown_outcome_leaves_the_earlier_lock_alone(server: str) -> None:
-    pen = _Pen(server)
-    pen.model.put(KEY, TOKEN, 30_000)
-    pen.send()
-    pen.operation.note_unanswered(True)
-    pen.step_until_found()
-    assert pen.operation.to_clean_up(failed=True) == []
+    driven = _Driven(server)
+    driven.model.put(KEY, TOKEN, 30_000)
+    driven.send()
+    driven.operation.note_unanswered(True)
+    driven.step_until_found()
+    assert driven.operation.to_clean_up(failed=True) == []
 
 
 @EACH_SERVER
 def test_attempt_took_what_was_free_and_not_what_it_found(server: str) -> None:
-    free, found = _Pen(server), _Pen(server)
+    free, found = _Driven(server), _Driven(server)
     found.model.put(KEY, TOKEN, 30_000)
-    for pen in (free, found):
-        pen.finish()
-        assert pen.operation.result
+    for driven in (free, found):
+        driven.finish()
+        assert driven.operation.result
     assert (free.operation.took, found.operation.took) == (True, False)
 
 
 @EACH_SERVER
 def test_reply_says_whether_its_request_took_the_key(server: str) -> None:
-    pen = _Pen(server)
-    request = pen.operation.request(pen.capabilities, pen.now)
-    assert has_taken(request, pen.model.execute(request))
-    assert not has_taken(request, pen.model.execute(request))
+    driven = _Driven(server)
+    request = driven.operation.request(driven.capabilities, driven.now)
+    assert has_taken(request, driven.model.execute(request))
+    assert not has_taken(request, driven.model.execute(request))
     assert not has_taken(request, NOPERM)
     reacquire: Args = (b"SET", KEY, TOKEN, b"IFEQ", TOKEN, b"PX", 60_000)
     for reply in (b"OK", None):
@@ -206,61 +208,61 @@ def test_reply_says_whether_its_request_took_the_key(server: str) -> None:
 
 @EACH_SERVER
 def test_lock_that_may_not_be_reacquired_counts_as_anothers(server: str) -> None:
-    pen = _Pen(server)
-    pen.model.put(KEY, TOKEN, 30_000)
-    pen.step_until_found()
-    pen.forbid_to_reacquire()
-    pen.finish()
-    assert (pen.operation.result, pen.operation.holder) == (False, TOKEN)
-    assert pen.model.entry(KEY) == Entry(TOKEN, 30_000)
+    driven = _Driven(server)
+    driven.model.put(KEY, TOKEN, 30_000)
+    driven.step_until_found()
+    driven.forbid_to_reacquire()
+    driven.finish()
+    assert (driven.operation.result, driven.operation.holder) == (False, TOKEN)
+    assert driven.model.entry(KEY) == Entry(TOKEN, 30_000)
 
 
 @EACH_SERVER
 def test_lock_that_may_be_its_own_and_may_not_be_reacquired_is_an_error(server: str) -> None:
-    pen = _Pen(server)
-    pen.send()
-    pen.operation.note_unanswered(True)
-    pen.step_until_found()
-    pen.forbid_to_reacquire()
+    driven = _Driven(server)
+    driven.send()
+    driven.operation.note_unanswered(True)
+    driven.step_until_found()
+    driven.forbid_to_reacquire()
     with pytest.raises(Refused, match="NOPERM"):
-        pen.finish()
-    assert pen.operation.to_clean_up(failed=True) == []
+        driven.finish()
+    assert driven.operation.to_clean_up(failed=True) == []
 
 
 def test_lock_that_may_not_be_read_counts_as_anothers() -> None:
-    pen = _Pen("Redis 6.2")
-    pen.model.put(KEY, TOKEN, 30_000)
-    assert not pen.step()
-    assert pen.operation.feed(NOPERM, pen.capabilities)
-    assert (pen.operation.result, pen.operation.holder) == (False, None)
+    driven = _Driven("Redis 6.2")
+    driven.model.put(KEY, TOKEN, 30_000)
+    assert not driven.step()
+    assert driven.operation.feed(NOPERM, driven.capabilities)
+    assert (driven.operation.result, driven.operation.holder) == (False, None)
 
 
 @EACH_SERVER
 def test_errors_that_mean_later_or_elsewhere_repeat_the_reacquire(server: str) -> None:
-    pen = _Pen(server)
-    pen.model.put(KEY, TOKEN, 30_000)
-    pen.step_until_found()
-    before = pen.operation.request(pen.capabilities, pen.now)
+    driven = _Driven(server)
+    driven.model.put(KEY, TOKEN, 30_000)
+    driven.step_until_found()
+    before = driven.operation.request(driven.capabilities, driven.now)
     for text, error in (("LOADING Redis is loading", NotExecuted), ("MOVED 5798 127.0.0.1:7001", Redirected)):
         with pytest.raises(error):
-            pen.operation.feed(hiredis.ReplyError(text), pen.capabilities)
-        assert before == pen.operation.request(pen.capabilities, pen.now)
+            driven.operation.feed(hiredis.ReplyError(text), driven.capabilities)
+        assert before == driven.operation.request(driven.capabilities, driven.now)
 
 
 def test_what_is_no_string_any_more_is_refused() -> None:
-    pen = _Pen("Valkey 9")
-    pen.model.put(KEY, TOKEN, 30_000)
-    pen.step_until_found()
-    pen.model.put(KEY, None)
+    driven = _Driven("Valkey 9")
+    driven.model.put(KEY, TOKEN, 30_000)
+    driven.step_until_found()
+    driven.model.put(KEY, None)
     with pytest.raises(Refused, match=WRONGTYPE):
-        pen.finish()
+        driven.finish()
 
 
 @EACH_SERVER
 def test_no_plain_reply_means_anothers(server: str) -> None:
-    pen = _Pen(server)
-    pen.operation.request(pen.capabilities, 1.0)
-    assert pen.operation.plain_replies() == (b"OK" if server == "Redis 6.2" else None, None)
+    driven = _Driven(server)
+    driven.operation.request(driven.capabilities, 1.0)
+    assert driven.operation.plain_replies() == (b"OK" if server == "Redis 6.2" else None, None)
 
 
 # ---- on real servers ----
