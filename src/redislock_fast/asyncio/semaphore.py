@@ -170,7 +170,8 @@ class Permit:
             self._lock.append(lock)
             raise
         self._leave()
-        self._semaphore._free.append(lock)  # noqa: SLF001  # of this very module
+        if lock._attached is None:  # noqa: SLF001  # else it has the ttl of its handle
+            self._semaphore._free.append(lock)  # noqa: SLF001  # of this very module
 
     def detach(self) -> Handle:
         """Give up the permit without releasing it. The caller of `Semaphore.attach` with the handle holds it then.

@@ -271,6 +271,20 @@ def test_an_attached_permit_is_renewed(world: World, valkey: Server, admin: redi
     permit.release()
 
 
+def test_the_ttl_of_a_handle_is_that_of_its_permit_alone(
+    world: World, valkey: Server, semaphore: Any, admin: redis.Redis
+) -> None:
+    brief = world.semaphore(world.connect(valkey.port), 3, timeout=FAR_S / 2)
+    attached = brief.attach(semaphore.acquire().detach())
+    assert FAR_S / 2 < attached.remaining() <= FAR_S
+    attached.release()
+    permits = [brief.acquire() for _ in range(2)]
+    assert [True, True] == [0 < permit.remaining() <= FAR_S / 2 for permit in permits]
+    assert admin.pttl("name") <= 1000 * FAR_S / 2
+    for permit in permits:
+        permit.release()
+
+
 def test_a_handle_of_something_else_is_refused(
     world: World, valkey: Server, semaphore: Any, admin: redis.Redis
 ) -> None:
