@@ -128,6 +128,9 @@ class Term:
         try:
             if self._has_started and election._on_stopped is not None:  # noqa: SLF001  # of this very module
                 await awaited(election._on_stopped(self))  # noqa: SLF001  # as above
+        except BaseException as failure:
+            error = failure  # which the loss of the term must not replace: it may be a cancel
+            raise
         finally:
             election._term = None  # noqa: SLF001  # as above
             await self._let_go(error)

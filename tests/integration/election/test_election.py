@@ -350,6 +350,51 @@ def test_leader_whose_lock_was_deleted_is_told_and_campaigns_again(
     assert "The election 'beat' goes on: " in caplog.text
 
 
+def test_error_of_on_stopped_ends_the_run_though_the_term_was_lost(
+    callers: Callers, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    told: list[int] = []
+
+    def fail(term: Any) -> None:
+        told.append(term.number)
+        if len(told) > 1:
+            election.stop()
+        raise OSError("on_stopped")
+
+    def lead(_term: Any) -> Any:
+        valkey_client.delete("beat")
+        return asyncio.sleep(0) if callers.kind == "tasks" else None
+
+    election = callers.package.Election(callers.client(valkey.port), "beat", timeout=FAR_S, on_stopped=fail)
+    running = callers.begin(lambda: election.run(lead))
+    assert str(running.exception(PATIENCE_S)) == "on_stopped"
+    assert len(told) == 1
+
+
+def test_run_of_a_task_that_is_cancelled_in_on_stopped_ends_though_the_term_was_lost(
+    valkey: Server, valkey_client: redis.Redis
+) -> None:
+    async def scenario() -> tuple[bool, int]:
+        told: list[int] = []
+
+        async def cancel(term: redislock_fast.asyncio.Term) -> None:
+            told.append(term.number)
+            task.cancel()
+            election.stop()
+            await asyncio.sleep(0)
+
+        async def lead(_term: redislock_fast.asyncio.Term) -> None:
+            valkey_client.delete("beat")
+
+        async with redis.asyncio.Redis(port=valkey.port) as client:
+            election = redislock_fast.asyncio.Election(client, "beat", timeout=FAR_S, on_stopped=cancel)
+            task = asyncio.ensure_future(election.run(lead))
+            await asyncio.wait([task])
+            return task.cancelled(), len(told)
+
+    assert asyncio.run(scenario()) == (True, 1)
+
+
 @pytest.mark.slow
 def test_block_of_a_task_that_is_ended_says_why(spare_server: Callable[..., Server]) -> None:
     server = spare_server()
