@@ -543,14 +543,20 @@ def limited(
         @functools.wraps(job)
         def run_limited(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
             semaphore = limits.of(args, kwargs)
-            permit = semaphore.acquire()
-            if permit is None:
-                error = not_granted(semaphore.name)
-                if on_full is None:
-                    raise error
-                return on_full(error)
-            with permit:
-                return job(*args, **kwargs)
+            permit: Permit | None = None
+            try:
+                permit = semaphore.acquire()
+                if permit is None:
+                    error = not_granted(semaphore.name)
+                    if on_full is None:
+                        raise error
+                    return on_full(error)
+                with permit:
+                    return job(*args, **kwargs)
+            except BaseException:
+                if permit is not None:  # an interrupt may come before the block is entered, or as its end begins
+                    permit._drop()  # noqa: SLF001  # of this very module
+                raise
 
         return run_limited
 

@@ -554,14 +554,20 @@ def limited(
         @functools.wraps(job)
         async def run_limited(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Any:
             semaphore = limits.of(args, kwargs)
-            permit = await semaphore.acquire()
-            if permit is None:
-                error = not_granted(semaphore.name)
-                if on_full is None:
-                    raise error
-                return await awaited(on_full(error))
-            async with permit:
-                return await job(*args, **kwargs)
+            permit: Permit | None = None
+            try:
+                permit = await semaphore.acquire()
+                if permit is None:
+                    error = not_granted(semaphore.name)
+                    if on_full is None:
+                        raise error
+                    return await awaited(on_full(error))
+                async with permit:
+                    return await job(*args, **kwargs)
+            except BaseException:
+                if permit is not None:  # an interrupt may come before the block is entered, or as its end begins
+                    permit._drop()  # noqa: SLF001  # of this very module
+                raise
 
         return run_limited
 

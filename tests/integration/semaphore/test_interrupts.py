@@ -29,7 +29,7 @@ from tests.integration.lock.test_asyncio_cancel import CANCELS, Cancelled
 from tests.integration.lock.test_interrupts import CHANNELS, FACADE, LoopWorld, ThreadWorld, World
 from tests.support.async_helpers import AsyncClients, eventually, in_loop
 from tests.support.helpers import PATIENCE_S, start, wait_until
-from tests.support.interrupts import interrupt_kind, interrupted_at, skip_what_a_loop_takes
+from tests.support.interrupts import each_line, handled, interrupt_kind, interrupted_at, skip_what_a_loop_takes
 from tests.support.permits import QUEUE
 from tests.support.waiting import FAR_S, LATE
 
@@ -189,6 +189,18 @@ def test_an_interrupt_at_any_line_leaves_nothing(
             break
         assert " raises " not in place.removesuffix(" raises nothing")
     assert number > 8 or (call == "release_all" and isinstance(caller, LoopWorld))
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
+@pytest.mark.parametrize("at", [interrupted_at, handled])
+def test_an_interrupt_of_a_limited_call_leaves_nothing(valkey_client: redis.Redis, at: Callable[..., str]) -> None:
+    limited = redislock_fast.limited(valkey_client, "name", 1, **LATE)(lambda: "done")
+    for strike in each_line(15, at):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # as above
+            place = strike(limited, "semaphore.py", "_semaphore/callers.py")
+            wait_until(lambda: gc.collect() >= 0 and not valkey_client.keys(), f"nothing is left after one at {place}")
+        assert "done" == limited()
 
 
 # ---- cancels ----
