@@ -50,10 +50,10 @@ def positive_int(text: str) -> int:
     """The number of an option.
 
     Raises:
-        argparse.ArgumentTypeError: it is no number above 0.
+        argparse.ArgumentTypeError: it is no number above 0, or beyond what a server's scripts can count.
     """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    if not text.isdecimal() or not 1 <= int(text) < 1 << 53:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0 and below 2**53")
     return int(text)
 
 

@@ -196,7 +196,7 @@ def test_limit_that_grows_admits_a_waiter(
     granted.release()
 
 
-@pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5"])
+@pytest.mark.parametrize("limit", ["0", "-1", "many", "1.5", str(1 << 53)])
 def test_limit_is_a_number_above_0(redislock: Command, client: redis.Redis, limit: str) -> None:
     assert 2 == redislock("limit", "name", limit).code
 
