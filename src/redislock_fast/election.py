@@ -13,6 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from redis.exceptions import LockError
+
 from redislock_fast._election.observing import Observing
 from redislock_fast._election.record import (
     Outage,
@@ -152,6 +154,13 @@ class Term:
             if error is None:
                 raise
             logger.warning("A term of the election %s was lost before its work had ended.", shown(self._lock.name))
+
+    def _drop(self) -> None:
+        """Have the lock be released in the background, if it is still held: nobody will do it."""
+        if self._election._term is self:  # noqa: SLF001  # as above
+            self._election._term = None  # noqa: SLF001  # as above
+        with contextlib.suppress(LockError):  # mostly, it is not
+            give_up(self._lock)
 
     def __enter__(self) -> Term:
         """Campaign, until this object leads.
@@ -297,6 +306,9 @@ class Election:
             if error.lock_name != self.name:  # of a lock that the work uses
                 raise
             logger.warning("The election %s goes on: %s", shown(self.name), error)
+        except BaseException:  # an interrupt may come before the block is entered, or as its end begins
+            term._drop()  # noqa: SLF001  # of this very module
+            raise
         if outage.is_met:
             until_set(self._stopped, _PAUSE_S)
 

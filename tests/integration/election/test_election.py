@@ -6,12 +6,15 @@ Rules: real servers; threads and tasks alike, unless a test says which.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +27,7 @@ from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.electing import Candidate
 from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.interrupts import each_line, handled, interrupted_at
 from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, Callers, Guard, until_queued
 
@@ -435,6 +439,28 @@ def test_block_of_a_task_that_another_cancels_is_cancelled(valkey: Server) -> No
             return task.cancelled(), await election.leader() is None
 
     assert asyncio.run(scenario()) == (True, True)
+
+
+def _lead_and_stop(election: Election) -> None:
+    """Lead once."""
+    election.run(lambda _: election.stop())
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
+@pytest.mark.parametrize("at", [interrupted_at, handled])
+def test_run_that_is_interrupted_leaves_nothing(valkey_client: redis.Redis, at: Callable[..., str]) -> None:
+    for strike in each_line(15, at):
+        election = Election(valkey_client, "beat", timeout=FAR_S, on_started=str, on_stopped=str)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # a lock that no term has got is dropped
+            place = strike(partial(_lead_and_stop, election), "election.py", "_election/record.py")
+            wait_until(
+                lambda: gc.collect() >= 0 and not valkey_client.exists("beat"), f"it is free after one at {place}"
+            )
+        assert not election.is_leader
+        election.stop()
+        with pytest.raises(LockError, match="it was stopped"), election.term():  # not: it leads already
+            pass
 
 
 _PROCESS = """
