@@ -22,6 +22,7 @@ from redislock_fast._procedures.once import (
     check_settings,
     describe_done,
     describe_skip,
+    drop_run,
     mark_done,
     naming,
     read_done,
@@ -82,9 +83,14 @@ class Once(Lock, Generic[_SkipResult]):
 
         @functools.wraps(job)
         def run_once(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result | _SkipResult:
-            with _Attempt(self, token_of_run(self._token)) as is_held:
-                if is_held:
-                    return job(*args, **kwargs)
+            attempt = _Attempt(self, token_of_run(self._token))
+            try:
+                with attempt as is_held:
+                    if is_held:
+                        return job(*args, **kwargs)
+            except BaseException:  # an interrupt may come before the block is entered, or as its end begins
+                attempt.drop()
+                raise
             skipped: Any = None if self._on_skip is None else self._on_skip(self._skipped())
             return skipped  # type: ignore[no-any-return]
 
@@ -143,6 +149,7 @@ class _Attempt:
     def __init__(self, run: Once[Any], token: str | bytes | None) -> None:
         self._run = run
         self._token = token
+        self._before = run._mine().token  # noqa: SLF001  # of this very module
         self._is_held = False
 
     def __enter__(self) -> bool:
@@ -154,6 +161,10 @@ class _Attempt:
     ) -> None:
         if self._is_held:
             self._run.__exit__(exc_type, exc_value, traceback)
+
+    def drop(self) -> None:
+        """Have the lock be renewed no more, if it is still held: nobody will release it."""
+        drop_run(self._run, self._before)
 
 
 @overload

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from redis.exceptions import LockError, RedisError
 
+from redislock_fast._procedures.acquire import drop_acquired
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._protocol.done import Done
 from redislock_fast._protocol.steps import Do, Steps
@@ -108,6 +109,25 @@ def check_job(lock: LockBase, job: Any, token: Any) -> None:
             if not lock._is_for_tasks:
                 kind = "a coroutine function, which redislock_fast.asyncio.once runs"
             raise TypeError(f"this is {kind}: {job!r}")
+
+
+def drop_run(lock: LockBase, before: bytes | None) -> None:
+    """Let go of a job's lock that the caller still holds: it is released in the background.
+
+    Where `at_least` is set, it ends with its ttl.
+
+    Args:
+        lock: the job's.
+        before: the token that the caller had before, which it keeps.
+    """
+    owner = lock._mine()
+    token = owner.token
+    if token is None or token == before:  # as mostly
+        return
+    drop_acquired(lock, owner, token)
+    if not lock._at_least_s:
+        with contextlib.suppress(RedisError):  # a cluster without a node for the key: it ends with its ttl
+            lock._transport.clean_up([(lock._key, token)])
 
 
 def token_of_run(token: RunToken | None) -> str | bytes | None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
 import pytest
 import redis
@@ -15,6 +18,8 @@ import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast.server import Server
 from tests.support.async_helpers import in_loop
+from tests.support.helpers import wait_until
+from tests.support.interrupts import each_line, handled, interrupted_at
 from tests.support.waiting import FAR_S
 
 CALLERS = 8
@@ -74,6 +79,29 @@ def test_kept_key_outlives_its_object_without_a_warning(valkey_client: redis.Red
     del run
     gc.collect()
     assert valkey_client.pttl("nightly") > 1000 * FAR_S
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
+@pytest.mark.parametrize("settings", [{}, {"others": "wait", "done_for": 0.001}], ids=["skip", "wait"])
+@pytest.mark.parametrize("at", [interrupted_at, handled])
+def test_run_that_is_interrupted_frees_the_lock(
+    valkey_client: redis.Redis, at: Callable[..., str], settings: dict[str, Any]
+) -> None:
+    run = redislock_fast.once(valkey_client, "nightly", timeout=FAR_S, **settings)(lambda: None)
+    for strike in each_line(10, at):
+        place = strike(run, "single.py", "lock.py")
+        wait_until(lambda: not valkey_client.keys(), f"nothing is left after one at {place}")
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
+def test_run_that_is_interrupted_after_the_job_keeps_the_key(valkey_client: redis.Redis) -> None:
+    ran: list[str] = []
+    run = redislock_fast.once(valkey_client, "nightly", timeout=FAR_S, at_least=AT_LEAST_S)(lambda: ran.append("ran"))
+    for strike in each_line(3, handled):
+        ran.clear()
+        strike(run, "single.py")
+        assert bool(ran) == valkey_client.exists("nightly")
+        valkey_client.delete("nightly")
 
 
 def test_decorated_function_keeps_its_name(valkey: Server, valkey_client: redis.Redis) -> None:
