@@ -178,9 +178,9 @@ class Term:
         if not self.number and not election._campaign(self):  # noqa: SLF001  # of this very module
             raise no_term(election.name, "it was stopped")
         try:
+            self._has_started = True  # first: `on_stopped` is to be called also where `on_started` raises
             if election._on_started is not None:  # noqa: SLF001  # as above
                 election._on_started(self)  # noqa: SLF001  # as above
-            self._has_started = True
         except BaseException as error:
             self._leave(error)
             raise

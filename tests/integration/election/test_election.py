@@ -132,6 +132,24 @@ def test_error_of_the_work_ends_the_term_and_the_run(stand: Stand, valkey_client
     assert not valkey_client.exists("beat")
 
 
+def test_on_stopped_is_called_though_on_started_raises(
+    callers: Callers, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    told: list[str] = []
+
+    def fail(_term: Any) -> None:
+        told.append("started")
+        raise OSError("on_started")
+
+    election = callers.package.Election(
+        callers.client(valkey.port), "beat", FAR_S, on_started=fail, on_stopped=lambda _: told.append("stopped")
+    )
+    running = callers.begin(lambda: election.run(lambda _: told.append("led")))
+    assert str(running.exception(PATIENCE_S)) == "on_started"
+    assert told == ["started", "stopped"]
+    assert not valkey_client.exists("beat")
+
+
 def test_lost_lock_of_the_work_is_an_error_of_the_work(stand: Stand) -> None:
     def fail(_term: Any) -> None:
         raise LockLostError("another", "another")
