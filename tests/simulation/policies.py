@@ -149,9 +149,9 @@ class PermitPolicy:
     def count_room(self, most: int) -> int:
         """Count how many more may hold where so many may."""
         permits, now_ms = self.permits, self.server.now_ms
-        if len(permits) >= most:
+        if (excess := len(permits) - most) >= 0:
             ended = sorted((ends_at, token) for token, ends_at in permits.items() if ends_at < now_ms)
-            for _, token in ended[:_MOST_PURGED]:
+            for _, token in ended[: excess + _MOST_PURGED]:
                 self.server._remove_item(self.key, token)
         return most - len(self.permits)
 

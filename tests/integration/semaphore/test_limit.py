@@ -175,6 +175,23 @@ def test_permits_of_the_dead_are_free_for_a_new_caller(world: World, server: Ser
         permit.release()
 
 
+def test_many_permits_of_the_dead_beyond_a_lower_limit_take_no_place(
+    world: World, server: Server, client: redis.Redis
+) -> None:
+    semaphore = world.semaphore(world.connect(server.port), 2, **LATE)
+    *dead, alive = new_tokens(200)
+    run_acquire(client, alive, limit=200)
+    for token in dead:
+        run_acquire(client, token, limit=200, ttl_ms=1)
+    end = ends_of(client)[dead[-1]]
+    wait_until(lambda: now_ms(client) >= end + 1, "they have ended")
+    permit = semaphore.acquire(blocking=False)
+    assert permit is not None
+    assert semaphore.acquire(blocking=False) is None
+    permit.release()
+    assert list(ends_of(client)) == [alive]
+
+
 def test_a_permit_that_was_deleted_is_granted_by_a_health_check(
     world: World, server: Server, client: redis.Redis
 ) -> None:

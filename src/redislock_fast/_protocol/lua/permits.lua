@@ -20,7 +20,9 @@ end
 local function count_room(most)
     size = size or redis.call('zcard', permits)
     if size >= most then
-        local ended = redis.call('zrangebyscore', permits, '-inf', now_ms() - 1, 'limit', 0, 50)
+        -- After the limit was lowered, many that have ended may stand before the free places. `unpack` has its limit.
+        local purged = math.min(size - most + 50, 5000)
+        local ended = redis.call('zrangebyscore', permits, '-inf', now_ms() - 1, 'limit', 0, purged)
         if ended[1] then
             redis.call('zrem', permits, unpack(ended))
             size = size - #ended
