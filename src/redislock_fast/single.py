@@ -126,13 +126,14 @@ class Once(Lock, Generic[_SkipResult]):
             return False
         if not self.acquire(token=token):  # its `blocking_timeout` was set
             return False
-        is_done = True
         try:
             is_done = self._drive(read_done(self._key))  # it may have been done meanwhile
-        finally:
-            if is_done:
-                with contextlib.suppress(LockError):  # lost: there is nothing to give back
-                    self.release()
+        except BaseException as error:  # which an error of the release must not replace: it may be a cancel
+            super().__exit__(type(error), error, error.__traceback__)
+            raise
+        if is_done:
+            with contextlib.suppress(LockError):  # lost: there is nothing to give back
+                self.release()
         return not is_done
 
     def _skipped(self) -> Skipped:

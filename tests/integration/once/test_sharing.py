@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast.server import Server
-from tests.support.async_helpers import in_loop
+from tests.support.async_helpers import eventually, in_loop
 from tests.support.helpers import wait_until
 from tests.support.interrupts import each_line, handled, interrupted_at
+from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S
 
 CALLERS = 8
@@ -71,6 +74,29 @@ async def test_cancelled_job_keeps_its_key_until_at_least(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert valkey_client.pttl("nightly") > 1000 * FAR_S
+
+
+@in_loop
+async def test_task_that_is_cancelled_as_it_looks_whether_the_job_is_done_is_cancelled(
+    valkey: Server, valkey_client: redis.Redis
+) -> None:
+    with Proxy(valkey.port) as proxy:
+        async with redis.asyncio.Redis(port=proxy.port, socket_timeout=0.2, retry=Retry(NoBackoff(), 0)) as client:
+
+            @redislock_fast.asyncio.once(client, "nightly", timeout=FAR_S, others="wait", done_for=FAR_S)
+            async def run() -> None:
+                """Do nothing."""
+
+            await run()  # it is connected, and the server has the script
+            valkey_client.flushdb()
+            proxy.hold_from("EVALSHA", nth=2)
+            task = asyncio.create_task(run())
+            await eventually(lambda: valkey_client.exists("nightly"), "it has the lock, and looks once more")
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            proxy.resume()
+            await eventually(lambda: not valkey_client.keys(), "it is given back")
 
 
 def test_kept_key_outlives_its_object_without_a_warning(valkey_client: redis.Redis) -> None:
