@@ -175,6 +175,8 @@ class Term:
         election = self._election
         if self._is_over:
             raise no_term(election.name, "this one has ended")
+        if self._has_started:
+            raise no_term(election.name, "this one has begun already")
         if not self.number and not await election._campaign(self):  # noqa: SLF001  # of this very module
             raise no_term(election.name, "it was stopped")
         try:

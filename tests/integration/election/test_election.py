@@ -120,6 +120,26 @@ def test_term_of_a_block_ends_with_it(stand: Stand, callers: Callers, valkey_cli
     assert not valkey_client.exists("beat")
 
 
+def test_term_that_has_begun_is_not_entered_again(stand: Stand, callers: Callers, valkey_client: redis.Redis) -> None:
+    def enter_again(term: Any) -> None:
+        with pytest.raises(LockError, match="No term of the election 'beat' begins: this one has begun already"):
+            term.__enter__()
+        assert term.valid
+        candidate.election.stop()
+
+    async def enter_again_in_a_task(term: Any) -> None:
+        with pytest.raises(LockError, match="No term of the election 'beat' begins: this one has begun already"):
+            await term.__aenter__()
+        assert term.valid
+        candidate.election.stop()
+
+    candidate = stand()
+    candidate.run(enter_again_in_a_task if callers.kind == "tasks" else enter_again)
+    assert candidate.running.result(PATIENCE_S) is None
+    assert [what for what, _ in candidate.told] == ["started", "stopped"]
+    assert not valkey_client.exists("beat")
+
+
 def test_error_of_the_work_ends_the_term_and_the_run(stand: Stand, valkey_client: redis.Redis) -> None:
     def fail(_term: Any) -> None:
         raise OSError("work")
