@@ -151,9 +151,12 @@ def lost_error(lock: LeaseLock, verb: str, lease: Lease) -> LockLostError:
 
 
 def reenter(lock: LeaseLock, owner: Owner, token: Any = None) -> bool:
-    """Acquire a reentrant lock once more. Returns False where this thread or task does not hold it."""
+    """Acquire a reentrant lock once more. Returns False where this thread or task does not hold it.
+
+    A lock whose release was called is not held, though that may have failed: the server may have executed it.
+    """
     lease = owner.held_lease
-    if lease is None or not lease.options.reentrant or not lock._is_meant(token, lease.token):
+    if lease is None or lease.over or not lease.options.reentrant or not lock._is_meant(token, lease.token):
         return False
     if lease.is_lost():
         if lease_of_callback(lock) is lease:

@@ -28,7 +28,7 @@ from redislock_fast import Handle, LockLostError, LossReason
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.async_helpers import async_once, eventually
-from tests.support.helpers import PATIENCE_S, once, run_script, wait_until
+from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, once, run_script, wait_until
 from tests.support.holding import (
     BRIEF_S,
     KEPT_S,
@@ -225,6 +225,26 @@ def test_lost_lock_is_not_reentered(our_lock: Any, valkey_client: redis.Redis, l
     lock.release()
     with pytest.raises(LockLostError):
         lock.release()
+
+
+@IN_BOTH
+def test_lock_whose_release_was_not_heard_of_is_not_reentered(
+    world: World, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    retry = once() if world.in_threads else async_once()
+    with Proxy(valkey.port) as proxy:
+        lock = world.lock(world.connect(proxy.port, retry=retry), timeout=FAR_S, reentrant=True)
+        lock.acquire()
+        proxy.refuse()
+        proxy.drop_reply(*RELEASE_COMMANDS)
+        with pytest.raises(redis.ConnectionError):
+            lock.release()
+        proxy.accept()
+        assert valkey_client.get("name") is None
+        assert lock.acquire() is True
+        assert (valkey_client.get("name"), lock.valid) == (lock.local.token, True)
+        lock.release()
+    assert valkey_client.get("name") is None
 
 
 @IN_BOTH

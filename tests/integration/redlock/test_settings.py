@@ -19,7 +19,7 @@ import redislock_fast
 from redislock_fast import AdaptiveTTL, LossReason, Redlock
 from redislock_fast.server import Server
 from tests.integration.holding.test_watching import FailureWatcher
-from tests.support.redlock import Make, delete, values
+from tests.support.redlock import SHORT_S, Make, delete, freezing, values, wait_until_free, wait_until_held
 from tests.support.waiting import FAR_S
 from tests.support.worlds import IN_THREADS, World
 
@@ -187,6 +187,20 @@ def test_reentrant_redlock_is_released_by_the_last_release(make: Make, fleet: Fl
     assert not lock.owned()
     with pytest.raises(LockError):
         lock.release()
+
+
+@ON_VALKEY
+def test_redlock_whose_release_was_not_heard_of_is_not_reentered(make: Make, fleet: Fleet) -> None:
+    lock = make.connected(reentrant=True, limit=SHORT_S)
+    assert lock.acquire()
+    wait_until_held(fleet)
+    with freezing(*fleet[:3]), pytest.raises(redis.TimeoutError):
+        lock.release()
+    wait_until_free(fleet)
+    assert lock.acquire()
+    assert (lock.owned(), lock.valid) == (True, True)
+    lock.release()
+    assert not lock.owned()
 
 
 @ON_VALKEY
