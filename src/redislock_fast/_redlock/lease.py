@@ -48,6 +48,7 @@ class MajorityLease:
 
     Attributes:
         token: the token under which the lock is held.
+        ttl_ms: with which it was acquired: that of the lock object may have changed since.
         times: `valid_until` and `ends_at`; another tuple whenever a request that sets the lease begins or succeeds.
         refusals: by server: False where it certainly does not hold the token, because it was never sent there.
         releasing: the last release of unknown outcome.
@@ -55,6 +56,7 @@ class MajorityLease:
 
     def __init__(self, acquired: AcquireRound) -> None:
         self.token = acquired.token
+        self.ttl_ms = acquired.ttl_ms
         self.times = (acquired.valid_until, acquired.ends_at)
         self.refusals: list[bool | None] = [None if sent else False for sent in acquired.sent]
         self.releasing: ReleaseRound | None = None
@@ -140,17 +142,14 @@ class RedlockLease(Lease):
         lock: the lock object.
         keys: the key, by server.
         majority: the lock's lease without options.
-        ttl_ms: the ttl in milliseconds.
         options: the lock's options.
         quorum: the lock's servers.
     """
 
     __slots__ = ("_quorum", "keys", "majority")
 
-    def __init__(
-        self, lock: Any, keys: list[bytes], majority: MajorityLease, ttl_ms: int, options: Options, quorum: Any
-    ) -> None:
-        super().__init__(weakref.ref(lock), keys[0], majority.token, ttl_ms, majority.ends_at, options)
+    def __init__(self, lock: Any, keys: list[bytes], majority: MajorityLease, options: Options, quorum: Any) -> None:
+        super().__init__(weakref.ref(lock), keys[0], majority.token, majority.ttl_ms, majority.ends_at, options)
         self.keys = keys
         self.majority = majority
         self._quorum = quorum

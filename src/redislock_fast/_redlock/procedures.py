@@ -209,7 +209,7 @@ def begin_lease(
     end_callback(lock)
     if before is not None:
         end_lost(lock, before, LossReason.DELETED)
-    owner.lease = lease = RedlockLease(lock, lock._keys, majority, lock._ttl_ms, options, lock._quorum)
+    owner.lease = lease = RedlockLease(lock, lock._keys, majority, options, lock._quorum)
     lease.task = None if task is None else weakref.ref(task)
     lock._keep(lease)
     waited_s = lease.acquired_at - asked_at
@@ -314,8 +314,8 @@ def prolong_on_options(
             majority.times = (lease.deadline, majority.ends_at)
             try:
                 prolonged = yield from set_lease(lock, owner, majority, ttl_ms)
-            finally:  # the drift of the usual ttl is added, which `Lease.deadline` subtracts
-                owner.expiry = (majority.token, majority.valid_until + drift_s(lock._ttl_ms / 1000))
+            finally:  # the drift of the lease's ttl is added, which `Lease.deadline` subtracts
+                owner.expiry = (majority.token, majority.valid_until + drift_s(majority.ttl_ms / 1000))
     except GeneratorExit:  # the task was dropped: the garbage collector runs this, outside of the loop
         raise
     except BaseException:

@@ -216,6 +216,19 @@ def test_ttl_is_learnt(make: Make) -> None:
     lock.release()
 
 
+@ON_VALKEY
+@pytest.mark.usefixtures("fleet")
+def test_lease_is_believed_no_longer_than_it_was_set_though_the_ttl_has_grown(world: World, make: Make) -> None:
+    ttl = AdaptiveTTL(FAR_S, ceiling=1e6)
+    lock = make(timeout=ttl)
+    assert lock.acquire()
+    ttl.observe("name", 1e5)
+    assert world.beside(lambda: lock.acquire(blocking=False)) is False
+    lock.extend(10, replace_ttl=True)
+    assert 0 < lock.remaining() < 10
+    lock.release()
+
+
 def test_error_tells_the_name_and_the_time_that_it_took(world: World) -> None:
     lock = world.redlock([world.connect(port) for port in (1, 2, 3)], timeout=10, limit=0.05)
     refused_or_late = (redis.ConnectionError, redis.TimeoutError)

@@ -145,7 +145,7 @@ class Lock:
 @pytest.mark.parametrize("votes", [[None] * 3, [False, None, None], [True, False, None]], ids=str)
 def test_renewal_that_a_majority_does_not_answer_is_tried_again(votes: list[bool | None]) -> None:
     lock = Lock()
-    lease = RedlockLease(lock, KEYS, granted(), TTL_MS, Options(auto_renew=True), None)
+    lease = RedlockLease(lock, KEYS, granted(), Options(auto_renew=True), None)
     before = lease.expires_at
     losses: list[LeaseLoss] = []
     steps = renew_leases(Agreeing(), [lease], losses)
@@ -157,7 +157,7 @@ def test_renewal_that_a_majority_does_not_answer_is_tried_again(votes: list[bool
 
 def test_renewal_that_a_majority_refuses_is_a_loss() -> None:
     lock = Lock()
-    lease = RedlockLease(lock, KEYS, granted(), TTL_MS, Options(auto_renew=True), None)
+    lease = RedlockLease(lock, KEYS, granted(), Options(auto_renew=True), None)
     losses: list[LeaseLoss] = []
     steps = renew_leases(Agreeing(), [lease], losses)
     round_of(next(steps)).votes[:] = [False, False, None]
