@@ -133,8 +133,8 @@ class BatchBase:
 
     def _note_leases(self, group: Group, parts: Sequence[Extend | Reacquire], operation: Pipeline) -> None:
         ttl_s = (self._lease.plan.ttl_ms or 0) / 1000
-        if operation.unfinished:
-            if operation.unsettled and isinstance(parts[0], Reacquire) and group.expires_at is not None:
+        if operation.unfinished:  # the server has executed it for some of the locks, or may have
+            if isinstance(parts[0], Reacquire) and parts[0].sent_at and group.expires_at is not None:
                 group.expires_at = min(group.expires_at, parts[0].sent_at + ttl_s)
             return
         ends = [

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
-from redis.exceptions import LockNotOwnedError
+from redis.exceptions import LockNotOwnedError, NoPermissionError
 
 from redislock_fast import LossReason
 from redislock_fast.server import Server
+from tests.conftest import MakeUser
 from tests.integration.batch.conftest import MakeLocker
 from tests.support.clusters import Cluster
 from tests.support.helpers import no_threads, wait_until
@@ -142,6 +143,23 @@ def test_a_batch_that_is_extended_by_hand_is_renewed_from_there(locker: Any, cli
     until_renewed(client, NAMES)
     assert f"{batch!r}".startswith("<Batch 'a' and 2 more: 3 of 3 held, ")
     assert batch.release() == dict.fromkeys(NAMES, True)
+    assert told.losses == []
+
+
+@pytest.mark.slow
+def test_a_batch_whose_reacquire_is_refused_for_one_name_is_renewed_in_time(
+    make_locker: MakeLocker, server: Server, client: redis.Redis, told: Told, acl_user: MakeUser
+) -> None:
+    user, admin, names = acl_user(server), cast("Any", client), ["mine:a", "yours", "mine:b"]
+    locker = make_locker(server.port, **user.options())
+    batch = locker.acquire_many(names, TTL_S, auto_renew=True, on_lost=told.on_lost)
+    batch.extend(60)
+    admin.execute_command("ACL", "SETUSER", user.username, "resetkeys", "~mine:*")
+    with pytest.raises(NoPermissionError):
+        batch.reacquire()
+    admin.execute_command("ACL", "SETUSER", user.username, "~*")
+    until_renewed(client, names, 1)
+    assert batch.release() == dict.fromkeys(names, True)
     assert told.losses == []
 
 
