@@ -79,7 +79,7 @@ class Batch(BatchBase):
             raise
         except BaseException:  # an interrupt, which may be an error, too: a release once called runs to its end
             self._lease.doubt()
-            self._transport.clean_up(self._lease.entries())
+            self._transport.clean_up(self._lease.given_up())
             raise
         return results
 

@@ -86,8 +86,8 @@ FAULTS = (
     Fault(
         "released batch is renewed",
         "_batch/held.py",
-        "                watch.end(groups)\n",
-        "                pass\n",
+        "            watch.end(held)\n",
+        "            pass\n",
         "tests/integration/batch/test_watching.py::test_a_released_batch_is_renewed_no_more[threads-valkey]",
     ),
     Fault(

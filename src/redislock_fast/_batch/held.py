@@ -71,10 +71,11 @@ class BatchBase:
 
     def _release(self) -> Steps:
         verdicts: list[tuple[Indexes, list[bool]]] = []
+        held = self._lease.live_groups()
         watch = self._lease.watch
-        for groups in (yield from self._lease.rounds(self._lease.live_groups())):
-            if watch is not None:
-                watch.end(groups)
+        if watch is not None:
+            watch.end(held)
+        for groups in (yield from self._lease.rounds(held)):
             operations = [
                 ReleasePipeline(self._lease.keys_of(group.indexes), self._lease.token, group.expires_at, group.doubtful)
                 for group in groups

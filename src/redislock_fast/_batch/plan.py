@@ -133,7 +133,7 @@ class BatchLease:
         return held if waiting is None else [(waiting.key, waiting.token), *held]
 
     def given_up(self) -> list[tuple[bytes, bytes]]:
-        """`entries` of a batch that its caller does not get. Nothing is renewed any more."""
+        """`entries` of a batch that its caller does not get, or gives up. Nothing is renewed any more."""
         if self.watch is not None:
             self.watch.end(self.groups)
         return self.entries()

@@ -23,6 +23,7 @@ from tests.integration.waiting.test_giving_up import DropAt
 from tests.support.async_helpers import AsyncClients, async_few, eventually, in_loop, run_in_loop
 from tests.support.forks import InFork
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS
+from tests.support.holding import until_passed
 from tests.support.proxy import Proxy
 
 _MANY = [f"name:{number}" for number in range(1100)]
@@ -289,6 +290,26 @@ async def test_a_release_cancelled_before_its_reply_is_a_success_when_repeated(
         await nothing_left(client)
         assert {"a": True, "b": True} == await batch.release()
         assert {} == await batch.release()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["cancelled", "dropped"])
+@in_loop
+async def test_release_of_a_renewed_batch_that_does_not_end_is_no_loss(
+    async_valkey_client: redis.asyncio.Redis, valkey_client: redis.Redis, how: str
+) -> None:
+    losses: list[Any] = []
+    ttl_s = 3.0
+    batch = await Locker(async_valkey_client).acquire_many(
+        _MANY, ttl_s, auto_renew=True, on_lost=lambda *loss: losses.append(loss)
+    )
+    if how == "cancelled":
+        assert await cancelled_after(1, batch.release)
+    else:
+        await DropAt(batch.release(), 0)
+    await nothing_left(valkey_client)
+    await asyncio.to_thread(until_passed, valkey_client, ttl_s)
+    assert losses == []
 
 
 @pytest.mark.parametrize("use", ["extend", "reacquire"])

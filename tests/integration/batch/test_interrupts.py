@@ -20,6 +20,7 @@ from tests.conftest import Connect
 from tests.integration.batch.test_faults import MANY, nothing_left
 from tests.integration.lock.test_interrupts import LoopWorld, ThreadWorld, World
 from tests.support.helpers import PATIENCE_S, start, wait_until
+from tests.support.holding import until_passed
 from tests.support.interrupts import each_line, interrupt_kind, interrupt_when, interrupted_at, skip_what_a_loop_takes
 from tests.support.proxy import Proxy
 from tests.support.transports import acquire_round, clean_up, clean_up_now, is_idle, stop_cleanup
@@ -82,6 +83,25 @@ def test_interrupted_release_that_is_repeated_is_a_success(
             batch.release()
         server.signal(signal.SIGCONT)
         assert dict.fromkeys(MANY, True) == batch.release()
+
+
+@pytest.mark.slow
+def test_interrupted_release_of_a_renewed_batch_is_no_loss(
+    spare_server: Callable[..., Server], connect: Connect
+) -> None:
+    server = spare_server()
+    admin, losses, ttl_s = connect(server.port), [], 3.0
+    with Proxy(server.port) as proxy:
+        locker = redislock_fast.Locker(connect(proxy.port, socket_timeout=60))
+        batch = locker.acquire_many(MANY, ttl_s, auto_renew=True, on_lost=lambda *loss: losses.append(loss))
+        server.signal(signal.SIGSTOP)
+        interrupt_when(lambda: proxy.wait_for_request("DELIFEQ", 1000))
+        with pytest.raises(KeyboardInterrupt):
+            batch.release()
+        server.signal(signal.SIGCONT)
+        nothing_left(admin)
+        until_passed(admin, ttl_s)
+    assert losses == []
 
 
 @untraced
