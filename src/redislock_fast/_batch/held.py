@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.exceptions import LockError, LockNotOwnedError
 
-from redislock_fast._batch.plan import BatchLease, Group, Indexes, Name
+from redislock_fast._batch.plan import BatchLease, Group, Name, Verdicts
 from redislock_fast._protocol.commands import Extend, Reacquire
 from redislock_fast._protocol.pipeline import Pipeline, ReleasePipeline
 from redislock_fast._protocol.steps import Steps, all_of
@@ -34,7 +34,7 @@ class BatchBase:
             others = set(missed)
             self.acquired = [name for index, name in enumerate(names) if index not in others]
 
-    def _result(self, verdicts: list[tuple[Indexes, list[bool]]]) -> dict[Name, bool]:
+    def _result(self, verdicts: Verdicts) -> dict[Name, bool]:
         """The verdicts by name, in the order given."""
         names = self._lease.plan.names
         if len(verdicts) == 1:
@@ -70,7 +70,7 @@ class BatchBase:
     # ---- steps ----
 
     def _release(self) -> Steps:
-        verdicts: list[tuple[Indexes, list[bool]]] = []
+        verdicts = yield from self._untold_losses()
         held = self._lease.live_groups()
         watch = self._lease.watch
         if watch is not None:
@@ -84,11 +84,12 @@ class BatchBase:
                 yield all_of(operations)
             finally:
                 for group, operation in zip(groups, operations, strict=True):
-                    verdicts.append((group.indexes, self._judged(group, operation.results)))
+                    self._note_verdicts(verdicts, group, operation)
                     group.doubtful = operation.unsettled and operation.valid
                     self._lease.keep(group, operation.unfinished)
             yield from self._report_losses(verdicts[-len(groups) :])
         results = self._result(verdicts)
+        self._lease.untold = []
         if results:
             lost = list(results.values()).count(False)
             held_s = clock() - self._lease.acquired_at
@@ -96,12 +97,25 @@ class BatchBase:
             self._lease.plan.report_call("released {}, held for", [*results], held_s, self._lease.token, more)
         return results
 
-    def _judged(self, group: Group, results: list[bool]) -> list[bool]:
-        """The verdicts for a group, in which a lost lock stays lost."""
-        watch = self._lease.watch
-        return results if watch is None else list(map(watch.held, group.indexes, results))
+    def _untold_losses(self) -> Steps:
+        """Report the losses that a call has found which has raised. Returns their verdicts, to be told by this call."""
+        self._lease.live_groups()  # a forked child has none
+        untold = self._lease.untold[:]
+        yield from self._report_losses(untold)
+        return untold
 
-    def _report_losses(self, verdicts: list[tuple[Indexes, list[bool]]]) -> Steps:
+    def _note_verdicts(self, verdicts: Verdicts, group: Group, operation: Pipeline) -> None:
+        """Add the verdicts for a group, in which a lost lock stays lost. A later call tells it if this one raises."""
+        watch, results = self._lease.watch, operation.results
+        if watch is not None:
+            results = list(map(watch.held, group.indexes, results))
+        verdicts.append((group.indexes, results))
+        if results.count(True) < len(results):
+            still_open = set(operation.unfinished)
+            lost = [index for at, index in enumerate(group.indexes) if not (results[at] or at in still_open)]
+            self._lease.untold.append((lost, [False] * len(lost)))
+
+    def _report_losses(self, verdicts: Verdicts) -> Steps:
         """Report the locks of each group that were found to be lost."""
         watch = self._lease.watch
         if watch is not None:
@@ -115,7 +129,7 @@ class BatchBase:
     ) -> Steps:
         if self._lease.plan.ttl_ms is None:
             raise LockError(f"Cannot {verb} a batch of locks with no timeout: {self!r}")
-        verdicts: list[tuple[Indexes, list[bool]]] = []
+        verdicts = yield from self._untold_losses()
         watch = self._lease.watch
         for groups in (yield from self._lease.rounds(self._lease.live_groups())):
             with contextlib.nullcontext() if watch is None else watch.prolonged(groups, new_ttl_ms):
@@ -125,12 +139,14 @@ class BatchBase:
                     yield all_of(operations)
                 finally:
                     for group, of_group, operation in zip(groups, parts, operations, strict=True):
-                        verdicts.append((group.indexes, self._judged(group, operation.results)))
+                        self._note_verdicts(verdicts, group, operation)
                         self._note_leases(group, of_group, operation)
                         if watch is not None:
                             watch.note_request(group)
             yield from self._report_losses(verdicts[-len(groups) :])
-        return self._result(verdicts)
+        results = self._result(verdicts)
+        self._lease.untold = []
+        return results
 
     def _note_leases(self, group: Group, parts: Sequence[Extend | Reacquire], operation: Pipeline) -> None:
         ttl_s = (self._lease.plan.ttl_ms or 0) / 1000

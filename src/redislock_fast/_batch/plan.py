@@ -19,6 +19,10 @@ Indexes: TypeAlias = "list[int] | range"
 """The places of locks among a batch's names. A range means all of them, and saves looking each of them up."""
 
 
+Verdicts: TypeAlias = "list[tuple[Indexes, list[bool]]]"
+"""Whether locks were held until a call: for each group of one server, the locks and the verdict for each."""
+
+
 class Plan:
     """The checked parameters of an acquire.
 
@@ -99,6 +103,7 @@ class BatchLease:
 
     Attributes:
         waiting: in the queue of a lock of the batch, by a ticket; None where the batch does not wait.
+        untold: the locks that a call has found lost which has then raised, so that its caller does not know.
         watch: a `BatchWatch`: the leases of the locks; None where the batch is held without options.
     """
 
@@ -110,12 +115,13 @@ class BatchLease:
         self.groups: list[Group] = []
         self.acquired_at = 0.0  # when it was acquired, by the clock: for the log of calls
         self.waiting: Waiting | None = None
+        self.untold: Verdicts = []
         self.watch: Any = None
 
     def live_groups(self) -> list[Group]:
         """The groups; none in a forked child, which holds nothing of its parent's locks."""
         if self._generation != fork.generation():
-            self.groups, self.waiting, self.watch = [], None, None
+            self.groups, self.waiting, self.untold, self.watch = [], None, [], None
         if self.watch is not None:
             self.watch.note_renewals(self.groups)
         return self.groups

@@ -66,7 +66,7 @@ class Batch(BatchBase):
 
         Returns:
             For each name that was still held, whether the server still had the batch's token. Afterwards nothing is
-            held.
+            held. False, too, for each loss that a call has found which has raised.
 
         Raises:
             redis.exceptions.ConnectionError: no connection, after the client's retries. Locks for which no reply has
@@ -96,7 +96,7 @@ class Batch(BatchBase):
 
         Returns:
             For each name that was held, whether the server still had the batch's token. Where it had not, the lock
-            leaves the batch.
+            leaves the batch. False, too, for each loss that a call has found which has raised.
 
         Raises:
             redis.exceptions.LockError: the locks do not expire.

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -101,6 +101,22 @@ def test_a_release_refused_for_one_name_releases_the_others_and_can_be_repeated(
     # Locks with a verdict have left the batch: they are not reported as lost.
     assert {"yours": True} == batch.release()
     nothing_left(client)
+
+
+@pytest.mark.parametrize("use", ["release", "extend", "reacquire"])
+def test_a_loss_that_was_found_by_a_call_that_raises_is_told_by_the_next(
+    make_locker: MakeLocker, server: Server, client: redis.Redis, acl_user: MakeUser, use: str
+) -> None:
+    user, admin, arguments = acl_user(server), cast("Any", client), [10] if use == "extend" else []
+    batch = make_locker(server.port, **user.options()).acquire_many([*MANY, "yours"], 60)
+    client.delete(MANY[5])
+    admin.execute_command("ACL", "SETUSER", user.username, "resetkeys", "~name:*")
+    with pytest.raises(NoPermissionError):
+        getattr(batch, use)(*arguments)
+    admin.execute_command("ACL", "SETUSER", user.username, "~*")
+    told = getattr(batch, use)(*arguments)
+    assert {name: held for name, held in told.items() if name in (MANY[5], "yours")} == {MANY[5]: False, "yours": True}
+    assert list(batch.release().values()).count(False) == 0
 
 
 def test_scripts_and_commands_that_are_gone_do_not_matter(

@@ -136,6 +136,22 @@ def test_a_call_that_finds_a_loss_reports_it(locker: Any, client: redis.Redis, t
     assert client.keys("?") == [b"b"]
 
 
+def test_a_loss_that_was_found_by_a_release_that_raises_is_reported_by_the_next(
+    make_locker: MakeLocker, server: Server, client: redis.Redis, told: Told, acl_user: MakeUser
+) -> None:
+    user, admin = acl_user(server), cast("Any", client)
+    locker = make_locker(server.port, **user.options())
+    batch = locker.acquire_many(["mine:a", "yours", "mine:b"], 60, auto_renew=True, on_lost=told.on_lost)
+    client.delete("mine:b")
+    admin.execute_command("ACL", "SETUSER", user.username, "resetkeys", "~mine:*")
+    with pytest.raises(NoPermissionError):
+        batch.release()
+    admin.execute_command("ACL", "SETUSER", user.username, "~*")
+    assert batch.release() == {"yours": True, "mine:b": False}
+    wait_until(lambda: told.losses, "the loss is told")
+    assert (told.losses, batch.release()) == ([("mine:b", LossReason.DELETED)], {})
+
+
 def test_a_batch_that_is_extended_by_hand_is_renewed_from_there(locker: Any, client: redis.Redis, told: Told) -> None:
     batch = locker.acquire_many(NAMES, TTL_S, auto_renew=True, on_lost=told.on_lost)
     assert batch.extend(1) == dict.fromkeys(NAMES, True)
