@@ -82,8 +82,8 @@ FAULTS = (
     Fault(
         "release of a Redlock that goes on after an interrupt is refused when it is repeated",
         "_redlock/procedures.py",
-        "doubtful = [before is not None] * len(votes)",
-        "doubtful = [False] * len(votes)",
+        "doubtful = before.may_be_done",
+        "doubtful = False",
         (
             "tests/integration/lock/test_interrupts.py::"
             "test_release_of_a_redlock_interrupted_at_any_line_can_be_repeated[KeyboardInterrupt-threads-{}-valkey]"

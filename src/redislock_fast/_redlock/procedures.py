@@ -269,9 +269,9 @@ def release_redlock(lock: RedlockBase, owner: Owner) -> Steps:
 
 def release_round(lock: RedlockBase, majority: MajorityLease) -> ReleaseRound:
     votes = list(majority.refusals)
-    before = majority.releasing
-    doubtful = [before is not None] * len(votes)
+    before, doubtful = majority.releasing, False
     if before is not None:  # its votes count. Servers without a vote may have executed it, or were cleaned up.
+        doubtful = before.may_be_done
         votes = [refusal if vote is None else vote for vote, refusal in zip(before.votes, votes, strict=True)]
     majority.releasing = ReleaseRound(lock._keys, majority.token, majority.ends_at, lock._limit_s, votes, doubtful)
     return majority.releasing

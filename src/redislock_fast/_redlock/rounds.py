@@ -229,7 +229,7 @@ class ReleaseRound(MajorityRound):
         ends_at: when the first server may end the lease, in the clock's seconds.
         limit_s: as for `MajorityRound`.
         votes: as for `MajorityRound`.
-        doubtful: by server: whether an earlier release may have been executed.
+        doubtful: whether an earlier release, which was called while the lease was valid, may have been executed.
     """
 
     must_execute = True
@@ -241,10 +241,16 @@ class ReleaseRound(MajorityRound):
         ends_at: float,
         limit_s: float,
         votes: list[bool | None],
-        doubtful: list[bool],
+        doubtful: bool,
     ) -> None:
-        releases = [Release(key, token, ends_at, unsettled) for key, unsettled in zip(keys, doubtful, strict=True)]
-        super().__init__(releases, limit_s, votes)
+        super().__init__([Release(key, token, ends_at, doubtful) for key in keys], limit_s, votes)
+        self._ends_at = ends_at
+        self._doubtful = doubtful
+
+    @property
+    def may_be_done(self) -> bool:
+        """Whether it, or an earlier one, may have been executed while the lease was valid."""
+        return self._doubtful or 0 < self.began < self._ends_at
 
     def to_clean_up(self) -> dict[int, tuple[bytes, bytes]]:
         if all(self.sent) and not any(self.lost):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import redis
-from redis.exceptions import AuthenticationError, ResponseError
+from redis.exceptions import AuthenticationError, LockNotOwnedError, ResponseError
 
 from redislock_fast.server import Server
 from tests.conftest import MakeUser
@@ -232,6 +232,19 @@ def test_release_without_answers_can_be_called_again(fleet: Fleet, make: Make) -
     wait_until_free(fleet)
     lock.release()
     assert lock.votes.count(True) >= 3
+
+
+@pytest.mark.slow
+def test_release_after_the_lease_that_is_called_again_finds_the_loss(fleet: Fleet, make: Make) -> None:
+    lock = make.connected(timeout=0.5)
+    assert lock.acquire()
+    wait_until_free(fleet)
+    with freezing(*fleet[:3]):
+        for _ in range(2):
+            with pytest.raises(redis.TimeoutError):
+                lock.release()
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
 
 
 @pytest.mark.slow
