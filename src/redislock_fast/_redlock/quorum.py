@@ -28,6 +28,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redislock_fast._lease.prolonging import mutex
 from redislock_fast._pipe.base import ConnectionBroken, Reply, is_unauthenticated
 from redislock_fast._protocol.capabilities import Capabilities
+from redislock_fast._protocol.operation import NotExecuted
 from redislock_fast._protocol.queue import cleanup_requests
 from redislock_fast._protocol.steps import Do
 from redislock_fast._redlock.rounds import MajorityRound
@@ -249,6 +250,10 @@ class Vote:
         listener = self.listener
         if listener is not None:
             listener.put(None)
+        if not self.connections and isinstance(self.round.errors[self.index], NotExecuted):  # the caller has gone on
+            server = self._server()
+            if server is not None:
+                resend(server, {self})
 
     def _current_connection(self) -> Any:
         """The connection on which the request left, if the server transport still uses it; else None."""
@@ -370,7 +375,7 @@ def use_connection(server: ServerTransport[Any], connection: Any) -> bool:
 
 
 def resend(server: ServerTransport[Any], unanswered: set[Vote]) -> None:
-    """Do the releases again in the background whose connection broke before their replies came."""
+    """Do releases again in the background that a server puts off, or whose connection broke before their replies."""
     while True:
         try:
             vote = unanswered.pop()

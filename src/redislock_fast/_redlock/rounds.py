@@ -253,12 +253,13 @@ class ReleaseRound(MajorityRound):
         return self._doubtful or 0 < self.began < self._ends_at
 
     def to_clean_up(self) -> dict[int, tuple[bytes, bytes]]:
-        if all(self.sent) and not any(self.lost):
+        if all(self.sent) and not any(self.lost) and not any(self.errors):
             return {}
         return {
             index: (operation.key, operation.token)
             for index, operation in enumerate(self.operations)
-            if self.votes[index] is None and (self.lost[index] or not self.sent[index])
+            if self.votes[index] is None
+            and (self.lost[index] or not self.sent[index] or isinstance(self.errors[index], NotExecuted))
         }
 
 

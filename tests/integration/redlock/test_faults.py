@@ -347,6 +347,24 @@ def test_release_that_is_lost_unread_is_done_again(world: World, fleet: Fleet, m
         wait_until_free(fleet)
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["at once", "late"])
+def test_release_that_a_minority_puts_off_is_done_later(fleet: Fleet, make: Make, is_late: bool) -> None:
+    admin = redis.Redis(port=fleet[0].port)
+    lock = make.connected()
+    lock.acquire()
+    wait_until_held(fleet)
+    admin.config_resetstat()
+    admin.config_set("min-replicas-to-write", 1)
+    try:
+        with freezing(fleet[0]) if is_late else contextlib.nullcontext():
+            lock.release()
+        wait_until(lambda: "errorstat_NOREPLICAS" in admin.info("errorstats"), "it is put off")
+        assert values(fleet[:1]) != [None]
+    finally:
+        admin.config_set("min-replicas-to-write", 0)
+    wait_until_free(fleet)
+
+
 @pytest.mark.slow
 @IN_THREADS
 def test_replies_are_polled_only_while_a_client_waits_for_them(fleet: Fleet, make: Make) -> None:
