@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from redislock_fast._protocol.steps import Steps
-from redislock_fast._redlock.quorum import Quorum, Vote, Voting, resend, use_connection
+from redislock_fast._redlock.quorum import Owing, Quorum, Vote, Voting, resend, use_connection
 from redislock_fast._redlock.rounds import MajorityRound
 from redislock_fast._transport.loop.driver import drive
 from redislock_fast._transport.loop.server import LoopServerTransport
@@ -63,7 +63,7 @@ class _LoopVote(Vote):
                 server.leave_if_silent(connection)
             health.asked.add(self)
             if self.must_wait:
-                self.skip(TimeoutError("it has not answered for a while"))
+                self.skip(Owing())
             elif not self.post(connection):
                 health.asked.discard(self)  # else the next request would be notified of the end of this connection
                 self.start_again()

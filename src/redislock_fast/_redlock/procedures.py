@@ -44,7 +44,7 @@ from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._redlock.lease import MajorityLease, RedlockLease, new_standing_of, standing_of
 from redislock_fast._redlock.lock import RedlockBase
-from redislock_fast._redlock.quorum import ask_servers
+from redislock_fast._redlock.quorum import Owing, ask_servers
 from redislock_fast._redlock.rounds import (
     AcquireRound,
     MajorityRound,
@@ -364,7 +364,7 @@ def error_of(lock: RedlockBase, round_: MajorityRound, asked_at: float | None = 
 
     `asked_at` is when the caller asked, in the clock's seconds, where the round was not the first.
     """
-    errors = [error for error in round_.errors if error is not None]
+    errors = [error for error in round_.errors if error is not None and not isinstance(error, Owing)]
     for error in errors:
         if isinstance(error, _PERMANENT):
             return redis_error(str(error)) if isinstance(error, Refused | Redirected) else own_copy(error)

@@ -147,6 +147,10 @@ class MajorityEntry(NamedTuple):
         return object.__repr__(self)
 
 
+class Owing(Exception):
+    """The server is not asked: it owes so many replies, since it has not answered for a while."""
+
+
 _TRIES = 2
 """A request is sent once more: only a request that fails shows that the server has closed an idle connection."""
 

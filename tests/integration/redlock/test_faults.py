@@ -219,6 +219,23 @@ def test_shorter_lease_without_answers_is_believed(fleet: Fleet, make: Make) -> 
     lock.release()
 
 
+@contextlib.contextmanager
+def _owing(fleet: Fleet, lock: Any) -> Iterator[None]:
+    """A majority is frozen while the block lasts, and owes so many replies that it is asked nothing more."""
+    with freezing(*fleet[:3]):
+        for _ in range(70):
+            with pytest.raises(redis.TimeoutError):
+                lock.acquire(blocking=False)
+        yield
+
+
+@pytest.mark.slow
+def test_majority_that_owes_many_replies_did_not_answer_in_time(fleet: Fleet, make: Make) -> None:
+    lock = make.connected(limit=0.02)
+    with _owing(fleet, lock), pytest.raises(redis.TimeoutError, match="only 2 of 5 servers have voted"):
+        make.on(lock.servers, limit=SHORT_S).acquire(blocking=False)
+
+
 @pytest.mark.slow
 def test_release_without_answers_can_be_called_again(fleet: Fleet, make: Make) -> None:
     lock = make.connected(limit=SHORT_S)
