@@ -129,6 +129,8 @@ def _collect(servers: Sequence[ThreadServerTransport], voting: Voting[Vote]) -> 
         if clock() >= voting.ends_at:
             voting.time_is_up()
             return
+        if all(vote.connection is None and vote.must_wait for vote in votes):  # nothing was waited for
+            time.sleep(min(slice_s, max(voting.ends_at - clock(), 0.0)))
         slice_s *= _SLICE_GROWTH
         connect_s = slice_s
 

@@ -10,6 +10,7 @@ import gc
 import signal
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -234,6 +235,17 @@ def test_majority_that_owes_many_replies_did_not_answer_in_time(fleet: Fleet, ma
     lock = make.connected(limit=0.02)
     with _owing(fleet, lock), pytest.raises(redis.TimeoutError, match="only 2 of 5 servers have voted"):
         make.on(lock.servers, limit=SHORT_S).acquire(blocking=False)
+
+
+@pytest.mark.slow
+def test_majority_that_owes_many_replies_is_waited_for_at_rest(fleet: Fleet, make: Make) -> None:
+    lock = make.connected(limit=0.02)
+    with _owing(fleet, lock):
+        patient = make.on(lock.servers, limit=SHORT_S)
+        before_s = time.thread_time()
+        with pytest.raises(redis.TimeoutError):
+            patient.acquire(blocking=False)
+        assert time.thread_time() - before_s < SHORT_S / 4
 
 
 @pytest.mark.slow
