@@ -59,6 +59,16 @@ FAULTS = (
         f"{_REDLOCK}test_of_two_requests_that_set_the_lease_at_once_the_shorter_lease_is_certain",
     ),
     Fault(
+        "Redlock of an acquire under way is another caller's",
+        "_redlock/lease.py",
+        "return majority if majority is not None and majority.token == owner.token else None",
+        "return majority",
+        (
+            "tests/integration/redlock/test_redlock.py::"
+            "test_lock_of_an_acquire_under_way_is_no_other_callers[valkey-plain-threads]"
+        ),
+    ),
+    Fault(
         "interrupted Redlock leaves its keys",
         "_redlock/procedures.py",
         "        lock._quorum.clean_up_round(call.attempt)\n",

@@ -212,3 +212,21 @@ class _Interrupting(SharedOwner):
 def interrupt_noting(lock: Any) -> None:
     """Interrupt the owner of the lock, which all threads or tasks share, when it has just noted its token."""
     lock.local = _Interrupting()
+
+
+class _Preceded(SharedOwner):
+    """Has something called once, just before it notes a token."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self._calls = [call]
+
+    def hold(self, token: bytes | None) -> None:
+        while self._calls:
+            self._calls.pop()()
+        super().hold(token)
+
+
+def call_before_noting(lock: Any, call: Callable[[], object]) -> None:
+    """Have this called just before an acquire notes its token in the owner of the lock, which all callers share."""
+    lock.local = _Preceded(call)

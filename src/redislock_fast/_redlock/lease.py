@@ -131,6 +131,12 @@ def new_standing_of(owner: Owner) -> Standing:
     return standing
 
 
+def majority_of(owner: Owner) -> MajorityLease | None:
+    """The lease of the owner's token; None where it has none. An acquire notes its lease before its token."""
+    majority = standing_of(owner).majority
+    return majority if majority is not None and majority.token == owner.token else None
+
+
 _MOST_AT_ONCE = 256
 """Majority rounds under way at once: so few that all replies that a frozen server owes fit one connection."""
 

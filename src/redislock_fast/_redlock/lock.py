@@ -25,7 +25,7 @@ from redislock_fast._procedures.lease import (
 )
 from redislock_fast._procedures.lock import observe_by_otel
 from redislock_fast._protocol.steps import Steps
-from redislock_fast._redlock.lease import reason_of_round, standing_of
+from redislock_fast._redlock.lease import majority_of, reason_of_round, standing_of
 from redislock_fast._redlock.quorum import Quorum, ask_servers
 from redislock_fast._redlock.rounds import (
     TakenRound,
@@ -302,12 +302,12 @@ class RedlockBase:
         lease = owner.held_lease
         if lease is not None:
             return -math.inf if lease.loss is not None else lease.deadline
-        majority = standing_of(owner).majority
+        majority = majority_of(owner)
         return -math.inf if majority is None else majority.valid_until
 
     def _is_released(self, owner: Owner) -> bool:
         """Whether a release was called and has failed, but may have been executed."""
-        majority = standing_of(owner).majority
+        majority = majority_of(owner)
         return majority is not None and majority.releasing is not None
 
     # ---- loss ----

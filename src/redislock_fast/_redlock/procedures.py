@@ -42,7 +42,7 @@ from redislock_fast._procedures.lease import (
 )
 from redislock_fast._protocol.operation import NotExecuted, Redirected, Refused
 from redislock_fast._protocol.steps import Do, Steps
-from redislock_fast._redlock.lease import MajorityLease, RedlockLease, new_standing_of, standing_of
+from redislock_fast._redlock.lease import MajorityLease, RedlockLease, majority_of, new_standing_of, standing_of
 from redislock_fast._redlock.lock import RedlockBase
 from redislock_fast._redlock.quorum import Owing, ask_servers
 from redislock_fast._redlock.rounds import (
@@ -73,7 +73,7 @@ def owned_majority(lock: RedlockBase, owner: Owner, verb: str) -> MajorityLease:
         redis.exceptions.LockError: it holds nothing, or is in a callback of a loss.
     """
     refuse_in_callback(lock, verb, owner)
-    majority = standing_of(owner).majority
+    majority = majority_of(owner)
     if majority is None:
         raise unlocked_error(lock, f"Cannot {verb} an unlocked lock")
     return majority
@@ -233,7 +233,7 @@ def clean_up_after(lock: RedlockBase, call: RedlockCall) -> None:
 def release_redlock(lock: RedlockBase, owner: Owner) -> Steps:
     """Release the lock at all servers, as `release` does."""
     refuse_in_callback(lock, "release", owner)
-    majority = standing_of(owner).majority
+    majority = majority_of(owner)
     if majority is None:
         raise unlocked_error(lock, UNLOCKED)
     lease = owner.held_lease

@@ -20,6 +20,7 @@ from redislock_fast import Redlock
 from redislock_fast.server import Server
 from tests.support.forks import InFork
 from tests.support.helpers import pause, start, wait_until
+from tests.support.interrupts import call_before_noting
 from tests.support.redlock import Make, clients_of, delete, take, values, wait_until_free, wait_until_held
 from tests.support.times import drift_s
 from tests.support.worlds import IN_THREADS, World
@@ -254,6 +255,21 @@ def test_token_belongs_to_the_thread(world: World, make: Make) -> None:
     with pytest.raises(LockError):
         world.beside(lock.release)
     assert world.beside(lambda: (lock.owned(), lock.locked(), lock.remaining())) == (False, True, 0.0)
+    lock.release()
+
+
+@IN_THREADS
+@pytest.mark.parametrize("options", [{}, {"auto_renew": True}], ids=["plain", "renewed"])
+def test_lock_of_an_acquire_under_way_is_no_other_callers(fleet: Fleet, make: Make, options: dict[str, Any]) -> None:
+    lock = make(thread_local=False, **options)
+
+    def release_what_is_not_held() -> None:
+        with pytest.raises(LockError, match="already unlocked"):
+            lock.release()
+
+    call_before_noting(lock, release_what_is_not_held)
+    assert lock.acquire() is True
+    assert (lock.owned(), lock.valid) == (True, True)
     lock.release()
 
 
