@@ -149,10 +149,12 @@ class PermitPolicy:
     def count_room(self, most: int) -> int:
         """Count how many more may hold where so many may."""
         permits, now_ms = self.permits, self.server.now_ms
-        if (excess := len(permits) - most) >= 0:
+        if len(permits) >= most:
             ended = sorted((ends_at, token) for token, ends_at in permits.items() if ends_at < now_ms)
-            for _, token in ended[: excess + _MOST_PURGED]:
+            for _, token in ended[:_MOST_PURGED]:
                 self.server._remove_item(self.key, token)
+            if len(ended) >= _MOST_PURGED:
+                return most - sum(ends_at >= now_ms for ends_at in self.permits.values())
         return most - len(self.permits)
 
     def set_end(self, token: bytes, ttl_ms: int) -> None:

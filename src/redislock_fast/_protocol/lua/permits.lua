@@ -20,12 +20,13 @@ end
 local function count_room(most)
     size = size or redis.call('zcard', permits)
     if size >= most then
-        -- After the limit was lowered, many that have ended may stand before the free places. `unpack` has its limit.
-        local purged = math.min(size - most + 50, 5000)
-        local ended = redis.call('zrangebyscore', permits, '-inf', now_ms() - 1, 'limit', 0, purged)
+        local ended = redis.call('zrangebyscore', permits, '-inf', now_ms() - 1, 'limit', 0, 50)
         if ended[1] then
             redis.call('zrem', permits, unpack(ended))
             size = size - #ended
+        end
+        if #ended == 50 then -- more may have ended, beyond a limit that was lowered: they take no place either
+            return most - redis.call('zcount', permits, now_ms(), '+inf')
         end
     end
     return most - size
