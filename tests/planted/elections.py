@@ -130,4 +130,11 @@ FAULTS = (
         "",
         _TESTS + "test_run_that_is_interrupted_leaves_nothing[handled]",
     ),
+    Fault(
+        "term is entered again, and its lock given back while its work goes on",
+        "election.py",
+        "        if self._has_started:\n            raise",
+        "        if False:\n            raise",
+        _TESTS + "test_term_that_has_begun_is_not_entered_again[threads]",
+    ),
 )
