@@ -17,6 +17,13 @@ _STORIES = "tests/simulation/test_lingering.py::test_no_story_breaks_an_invarian
 
 FAULTS = (
     Fault(
+        "lock takes a key that lingers under the name that it had before",
+        "_procedures/lock.py",
+        "        self._cached = None\n        self._name = name\n",
+        "        self._name = name\n",
+        f"{_LINGERING}test_a_lock_that_gets_another_name_takes_the_key_of_that_name",
+    ),
+    Fault(
         "interrupt at the start of a callback ends the watching of a loop's keys",
         "_linger/loop.py",
         "ticks_s = self.tick_s, 2 * self.tick_s",

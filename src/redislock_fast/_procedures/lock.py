@@ -336,6 +336,7 @@ class LockBase:
     @name.setter
     def name(self, name: Any) -> None:
         self._key = self._transport.encoding.key_of(name)
+        self._cached = None
         self._name = name
 
     @property

@@ -60,6 +60,17 @@ def test_other_objects_of_the_process_take_the_key_too(holders: Holders, valkey:
     assert first.call("acquire", blocking=False) is True
 
 
+def test_a_lock_that_gets_another_name_takes_the_key_of_that_name(
+    holders: Holders, valkey: Server, connect: Connect
+) -> None:
+    lock = holders.hold(valkey.port, **LINGERS)
+    lock.release()
+    lock.lock.name = "other"
+    assert lock.call("acquire") is True
+    assert (True, 1) == (lock.call("owned"), connect(valkey.port).exists("other"))
+    lock.release()
+
+
 def test_the_key_outlives_the_timeout_of_each_holder(holders: Holders, valkey: Server, connect: Connect) -> None:
     lock = holders.make(valkey.port, timeout=10, linger=5)
     for _ in range(2):
