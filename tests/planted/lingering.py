@@ -11,11 +11,19 @@ _ENDS = "tests/integration/lingering/test_ends.py::"
 _KEY_CACHE_INTERRUPTS = "tests/unit/linger/test_key_cache_interrupts.py::"
 _KEYS = "tests/unit/linger/test_key_cache.py::"
 _MEET = "tests/unit/linger/test_key_cache_schedules.py::test_two_threads_may_meet_between_any_two_lines"
+_WANTED = "tests/integration/lingering/test_wanted.py::"
 _STEPS = "tests/unit/linger/test_procedures.py::"
 _GIVING_BACK = "tests/unit/linger/test_giving_back.py::"
 _STORIES = "tests/simulation/test_lingering.py::test_no_story_breaks_an_invariant[some]"
 
 FAULTS = (
+    Fault(
+        "holder is not told of those that have waited in its process before it",
+        "_linger/key_cache.py",
+        "if lease.cached is not None and lease.cached.has_waiters:",
+        "if False:",
+        f"{_WANTED}test_a_waiter_that_came_before_the_holder_of_the_same_process_is_told_too",
+    ),
     Fault(
         "lock takes a key that lingers under the name that it had before",
         "_procedures/lock.py",

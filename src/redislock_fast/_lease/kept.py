@@ -26,6 +26,10 @@ class KeptKey(Protocol):
     def is_wanted(self) -> bool:
         """Whether another caller is known to wait for the lock."""
 
+    @property
+    def has_waiters(self) -> bool:
+        """Whether callers of this process wait for it."""
+
     def lose(self, token: bytes) -> None:
         """Have other callers of the process ask the server: the key is lost with this token."""
 

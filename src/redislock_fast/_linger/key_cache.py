@@ -280,7 +280,12 @@ class CachedKey:
     @property
     def is_wanted(self) -> bool:
         """Whether another caller is known to wait for the lock."""
-        return self.wanted_at is not None or len(self.waiters) > 0
+        return self.wanted_at is not None or self.has_waiters
+
+    @property
+    def has_waiters(self) -> bool:
+        """Whether callers of this process wait for the local lock; one that has just got it may still be listed."""
+        return any(not waiter.is_given for waiter in self.all_waiters())
 
     def forget(self) -> None:
         """Have other callers of the process ask the server for the key, which was held."""
@@ -577,8 +582,10 @@ class KeyCache:
         self.is_watched = False
 
     def listen(self, lease: Lease, on_wanted: Callable[[Lease], object]) -> None:
-        """Have `on_wanted` called once, when another caller is heard to want the lock of this lease."""
+        """Have `on_wanted` called once, when another caller is heard to want the lock of this lease, or was before."""
         self._listeners[lease.key] = weakref.ref(lease), on_wanted
+        if lease.cached is not None and lease.cached.has_waiters:  # they have told an earlier holder
+            self.ask_holder(lease.key)
         if not self.is_watched:
             self.watch()
 

@@ -15,6 +15,7 @@ from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.holding import Holders
+from tests.support.transports import local_waiters
 from tests.support.waiting import FAR_S, queued, until_queued
 
 HELD: dict[str, Any] = {"timeout": FAR_S, "sleep": FAR_S}
@@ -90,6 +91,34 @@ def test_a_waiter_of_the_same_process_is_told_too(holders: Holders, valkey: Serv
     assert (holder.lock.wanted, queued(connect(valkey.port), "name")) == (True, 0)
     holder.release()
     assert answer.result(PATIENCE_S) is True
+
+
+def test_a_waiter_that_came_before_the_holder_of_the_same_process_is_told_too(holders: Holders, valkey: Server) -> None:
+    listener = Listener()
+    first = holders.hold(valkey.port, **HELD, linger=FAR_S)
+    second = holders.on(first.lock.redis, **HELD, linger=FAR_S, on_wanted=listener)
+    third = holders.on(first.lock.redis, **HELD, linger=FAR_S)
+    answers = []
+    for waiter in (second, third):
+        answers.append(waiter.acquire())
+        wait_until(lambda: local_waiters(first.lock) == len(answers), "it waits")
+    first.release()
+    assert answers[0].result(PATIENCE_S) is True
+    wait_until(lambda: listener.wanted, "it hears of the other waiter")
+    assert (listener.wanted, second.lock.wanted) == ([second.lock], True)
+    second.release()
+    assert answers[1].result(PATIENCE_S) is True
+
+
+def test_the_last_waiter_of_a_process_hears_nothing(holders: Holders, valkey: Server) -> None:
+    listener = Listener()
+    first = holders.hold(valkey.port, **HELD, linger=FAR_S)
+    second = holders.on(first.lock.redis, **HELD, linger=FAR_S, on_wanted=listener)
+    answer = second.acquire()
+    wait_until(lambda: local_waiters(first.lock) == 1, "it waits")
+    first.release()
+    assert answer.result(PATIENCE_S) is True
+    assert (listener.wanted, second.lock.wanted) == ([], False)
 
 
 def test_an_error_of_on_wanted_is_logged(holders: Holders, valkey: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -176,6 +176,7 @@ class _Listening:
 
     key = KEY
     wanted = over = False
+    cached = None
 
 
 class _Raced(dict[bytes, Any]):
