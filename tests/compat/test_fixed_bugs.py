@@ -367,6 +367,15 @@ def test_empty_token_with_decode_responses_is_owned(
     assert not client.exists("name")
 
 
+def test_text_put_into_local_is_the_token(lock_class: LockClass, client: redis.Redis) -> None:
+    holder, heir = lock_class(client, "name", timeout=10), lock_class(client, "name", timeout=10)
+    holder.acquire(token="mine")
+    heir.local.token = "mine"
+    assert (b"mine", True) == (heir.local.token, heir.owned())
+    heir.release()
+    assert not client.exists("name")
+
+
 def test_tokens_have_80_unguessable_bits(lock_class: LockClass, client: redis.Redis) -> None:
     drawn: list[bytes] = []
 

@@ -389,12 +389,11 @@ class Local(SimpleNamespace):
     @token.setter
     def token(self, value: Any) -> None:
         owner: Owner = self._owners.taken()
-        encoded = b"" if value is None else self._encode(value)
-        token = without_flag(encoded)
+        encoded = None if value is None else self._encode(value)
+        token = None if encoded is None else without_flag(encoded)
         if token != encoded:
-            owner.token = owner.contended = token
-        else:
-            owner.token = value
+            owner.contended = token
+        owner.token = token
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._owners, name)

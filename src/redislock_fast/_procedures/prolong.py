@@ -52,7 +52,7 @@ def token_of(lock: LockBase, held: Owner, verb: str) -> bytes:
     """The owner's token. Where the owner is shared, another caller may have released it meanwhile."""
     if held.token is None:
         raise unlocked_error(lock, f"Cannot {verb} an unlocked lock")
-    return lock._encoded(held.token)  # a user may have set `local.token` to a str
+    return held.token
 
 
 def to_prolong(lock: LockBase, token: Any) -> bytes | None:

@@ -284,6 +284,13 @@ def test_detached_lock_is_held_by_the_lock_that_attaches_it(
     assert not valkey_client.exists(name)
 
 
+def test_lock_whose_token_was_put_into_local_as_text_is_detached(holders: Holders, valkey: Server) -> None:
+    holder, heir = holders.hold(valkey.port, timeout=FAR_S), holders.make(valkey.port, timeout=FAR_S)
+    heir.lock.local.token = holder.lock.local.token.decode()
+    attached = holders.attach(valkey.port, heir.call("detach"))
+    assert (None, True) == (heir.lock.local.token, attached.call("owned"))
+
+
 def test_handle_is_attached_in_another_process(holders: Holders, valkey: Server, valkey_client: redis.Redis) -> None:
     script = """if True:
         import json, sys

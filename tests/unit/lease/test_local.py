@@ -20,11 +20,18 @@ def local() -> Local:
     return Local(SharedOwner(), encode)
 
 
-@pytest.mark.parametrize("token", [None, OURS, b"own", b"own+", "\xe9", "own+", "", OURS[:-1] + b"+"], ids=repr)
-def test_token_that_is_set_is_kept(token: bytes | str | None) -> None:
+@pytest.mark.parametrize("token", [None, OURS, b"own", b"own+", b"", OURS[:-1] + b"+"], ids=repr)
+def test_token_that_is_set_is_kept(token: bytes | None) -> None:
     one = local()
     one.token = token
     assert (token, token) == (one.token, owners_of(one).token)
+
+
+@pytest.mark.parametrize("text", ["\xe9", "own+", ""], ids=repr)
+def test_text_that_is_set_counts_as_its_bytes(text: str) -> None:
+    one = local()
+    one.token = text
+    assert (text.encode(), text.encode()) == (one.token, owners_of(one).token)
 
 
 @pytest.mark.parametrize("value", [OURS + b"+", OURS.decode() + "+"], ids=["bytes", "str"])
