@@ -256,6 +256,13 @@ class Options:
         is_seen = self.observers != ()
         return self.watches or self.reentrant or is_seen or any(map(_is_given, (self.adaptive, self.breaker)))
 
+    def adapted_ms(self, name: str | bytes) -> int:
+        """The ttl that the hold times ask for, in milliseconds, as far as the other options allow it."""
+        assert self.adaptive is not None
+        ttl_ms = max(self.adaptive.ttl_ms(name), 2 * self.wait_ms)  # half of it is left after the wait for the replicas
+        longest = [int(most_s * 1000) for most_s in (self.max_hold_s, self.max_stall_s) if most_s is not None]
+        return min([ttl_ms, *longest])
+
     def reports_of(self, name: str | bytes) -> Reports:
         """The reports of the lock's holdings, under the name that it has now: mostly that of the last call."""
         reports = self._reports

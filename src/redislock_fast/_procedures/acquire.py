@@ -642,7 +642,7 @@ def acquire_on_options(lock: LockBase, options: Options, call: Call) -> Steps:
     owner = call.owner
     if call.attempt is None and reenter(lock, owner, call.own_token):
         return True
-    adapt(lock, options)
+    lock._adapt(options)
     asked_at = call.sent_at or clock()
     pending = call.owner = PendingOwner(owner)
     before = pending.token
@@ -676,14 +676,6 @@ def hold_by_steps(lock: LockBase, options: Options, owner: Owner, call: Call, as
         return False
     owner.contended = pending.contended
     return True
-
-
-def adapt(lock: LockBase, options: Options) -> None:
-    """Set the ttl by the hold times. Half of it at least is left after the wait for the replicas."""
-    if options.adaptive is not None:
-        ttl_ms = max(options.adaptive.ttl_ms(lock._name), 2 * options.wait_ms)
-        lock._ttl_ms = ttl_ms
-        lock._timeout = ttl_ms / 1000
 
 
 def complete_acquire(lock: LockBase, options: Options, call: Call) -> Steps:

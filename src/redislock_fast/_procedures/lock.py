@@ -253,8 +253,7 @@ class LockBase:
         seconds: Any = timeout
         adaptive: Any = None
         if hasattr(timeout, "observe"):  # an AdaptiveTTL: importing it takes a millisecond, and few need it
-            adaptive = timeout
-            seconds = adaptive.ttl_ms(name) / 1000
+            adaptive, seconds = timeout, None  # `_set_options` asks for the ttl
         self._timeout: float | None = seconds
         self._ttl_ms = None if seconds is None else ttl_ms_of(seconds)
         self.sleep = sleep
@@ -280,6 +279,7 @@ class LockBase:
         """Check and set the options of the lock."""
         refuse_unknown(type(self).__name__, options, LockBase.__init__)
         checked = Options(adaptive=adaptive, **options)
+        self._adapt(checked)
         checked.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
         if checked.wait_replicas and not self._transport.sends_wait:
             raise ValueError(
@@ -291,6 +291,12 @@ class LockBase:
         self._linger_ms = linger_ms_of(checked.linger, self._ttl_ms)
         self._is_direct = self.thread_local and checked.need_reply_alone
         self._options = checked
+
+    def _adapt(self, options: Options) -> None:
+        """Set the ttl by the hold times, where it is adaptive."""
+        if options.adaptive is not None:
+            self._ttl_ms = ttl_ms = options.adapted_ms(self._name)
+            self._timeout = ttl_ms / 1000
 
     # ---- settings, which may be changed at any time as redis-py's may ----
 

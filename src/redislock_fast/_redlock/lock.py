@@ -95,9 +95,6 @@ class RedlockBase:
         adaptive: Any = timeout if hasattr(timeout, "observe") else None
         seconds: Any = timeout
         self._wanted_limit_s = positive_ms(limit, "limit") / 1000
-        self._set_ttl(positive_ms(seconds, "timeout") if adaptive is None else adaptive.ttl_ms(name))
-        if adaptive is None:
-            self._timeout: float = seconds
         self.sleep = sleep
         self.blocking = blocking
         self.blocking_timeout = blocking_timeout
@@ -114,6 +111,9 @@ class RedlockBase:
             breaker=breaker,
             metrics=metrics,
         )
+        self._set_ttl(positive_ms(seconds, "timeout") if adaptive is None else options.adapted_ms(name))
+        if adaptive is None:
+            self._timeout: float = seconds
         options.check(self._ttl_ms, self.thread_local, self._is_for_tasks)
         if options.are_used:
             self._options = options

@@ -135,7 +135,7 @@ def acquire_redlock(lock: RedlockBase, call: RedlockCall) -> Steps:
 def acquire_on_options(lock: RedlockBase, options: Options, call: RedlockCall) -> Steps:
     """`acquire_until`, with the beginning of the lease and a report of the outcome. Returns the lease or None."""
     if options.adaptive is not None:
-        lock._set_ttl(options.adaptive.ttl_ms(lock._name))
+        lock._set_ttl(options.adapted_ms(lock._name))
     asked_at = clock()
     try:
         with options.guarded():

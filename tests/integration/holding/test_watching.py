@@ -205,6 +205,27 @@ def test_adaptive_ttl_is_longer_than_the_wait_for_replicas(holders: Holders, val
     assert 0.2 == lock.lock.timeout
 
 
+def test_lock_is_made_though_its_adaptive_ttl_is_shorter_than_the_wait_for_replicas(
+    holders: Holders, valkey: Server
+) -> None:
+    ttl = AdaptiveTTL(10)
+    for _ in range(128):
+        ttl.observe("name", 0.1)
+    lock = holders.make(valkey.port, timeout=ttl, wait_replicas=1, wait_timeout=2)
+    assert (1_000, 4) == (ttl.ttl_ms("name"), lock.lock.timeout)
+
+
+def test_adaptive_ttl_is_no_longer_than_max_hold(holders: Holders, valkey: Server, connect: Connect) -> None:
+    ttl = AdaptiveTTL(10)
+    settings: dict[str, Any] = {"timeout": ttl, "auto_renew": True, "max_hold": 30}
+    before = holders.make(valkey.port, **settings)
+    ttl.observe("name", 20)
+    for lock in (before, holders.make(valkey.port, **settings)):
+        assert lock.call("acquire") is True
+        assert 0 < connect(valkey.port).pttl("name") <= 30_000 < ttl.ttl_ms("name")
+        lock.release()
+
+
 def test_adaptive_ttl_serves_a_lock(holders: Holders, valkey: Server) -> None:
     ttl = AdaptiveTTL(60, ceiling=900)
     lock = holders.make(valkey.port, timeout=ttl, auto_renew=True)

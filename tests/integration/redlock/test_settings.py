@@ -229,6 +229,18 @@ def test_lease_is_believed_no_longer_than_it_was_set_though_the_ttl_has_grown(wo
     lock.release()
 
 
+@ON_VALKEY
+@pytest.mark.usefixtures("fleet")
+def test_learnt_ttl_is_no_longer_than_max_hold(make: Make) -> None:
+    ttl = AdaptiveTTL(FAR_S)
+    before = make(timeout=ttl, auto_renew=True, max_hold=2 * FAR_S)
+    ttl.observe("name", FAR_S)
+    after = make(timeout=ttl, auto_renew=True, max_hold=2 * FAR_S)
+    assert before.acquire()
+    assert [2 * FAR_S] * 2 == [before.timeout, after.timeout]
+    before.release()
+
+
 def test_error_tells_the_name_and_the_time_that_it_took(world: World) -> None:
     lock = world.redlock([world.connect(port) for port in (1, 2, 3)], timeout=10, limit=0.05)
     refused_or_late = (redis.ConnectionError, redis.TimeoutError)

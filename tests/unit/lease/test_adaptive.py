@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from redislock_fast import AdaptiveTTL
 from redislock_fast._lease.adaptive import _KEPT_NAMES, _MAX_NAMES, _WINDOW
+from redislock_fast._lease.options import Options
 from redislock_fast._util.times import positive_ms
 from tests.support.forks import run_in_fork
 
@@ -311,3 +312,19 @@ def test_a_nonsensical_hold_time_is_refused_and_not_noted(hold_s: Any, error: ty
     with pytest.raises(error):
         ttl.observe(NAME, hold_s)
     assert 10_000 == ttl.ttl_ms(NAME)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected_ms"),
+    [
+        ({}, 60_000),
+        ({"wait_replicas": 1, "wait_timeout": 40}, 80_000),
+        ({"auto_renew": True, "max_hold": 50}, 50_000),
+        ({"auto_renew": True, "max_stall": 40}, 40_000),
+        ({"auto_renew": True, "max_hold": 50, "max_stall": 40}, 40_000),
+        ({"auto_renew": True, "max_hold": 100}, 60_000),
+    ],
+    ids=str,
+)
+def test_ttl_of_a_lock_is_within_what_its_other_options_allow(settings: dict[str, Any], expected_ms: int) -> None:
+    assert expected_ms == Options(adaptive=AdaptiveTTL(60), **settings).adapted_ms("name")
