@@ -260,7 +260,7 @@ class Options:
         """The ttl that the hold times ask for, in milliseconds, as far as the other options allow it."""
         assert self.adaptive is not None
         ttl_ms = max(self.adaptive.ttl_ms(name), 2 * self.wait_ms)  # half of it is left after the wait for the replicas
-        longest = [int(most_s * 1000) for most_s in (self.max_hold_s, self.max_stall_s) if most_s is not None]
+        longest = [round(most_s * 1000) for most_s in (self.max_hold_s, self.max_stall_s) if most_s is not None]
         return min([ttl_ms, *longest])
 
     def reports_of(self, name: str | bytes) -> Reports:
@@ -296,9 +296,9 @@ class Options:
             raise ValueError("max_stall and auto_renew='loop' are for asyncio locks, semaphores and elections")
         if self.auto_renew and ttl_ms is None:
             raise ValueError("auto_renew needs a timeout: a lock that does not expire is not renewed")
-        if self.max_hold_s is not None and ttl_ms is not None and self.max_hold_s * 1000 < ttl_ms:
+        if self.max_hold_s is not None and ttl_ms is not None and self.max_hold_s < ttl_ms / 1000:
             raise ValueError("max_hold is shorter than the timeout")
-        if self.max_stall_s is not None and ttl_ms is not None and self.max_stall_s * 1000 < ttl_ms:
+        if self.max_stall_s is not None and ttl_ms is not None and self.max_stall_s < ttl_ms / 1000:
             raise ValueError("max_stall is shorter than the timeout")
         linger_ms_of(self.linger, ttl_ms)
         if self.wait_replicas and ttl_ms is None:
