@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, overload
 
 from redis.exceptions import LockError
@@ -157,13 +157,13 @@ def assert_no_locks_left(client: Client) -> None:
     left = [
         _described(client, name)
         for name in client.scan_iter(count=1000, _type="string")
-        if is_ours(without_flag(_bytes_of(client.get(name))))
+        if any(is_ours(without_flag(value)) for value in _read(client.get, name))
     ]
     for name in client.scan_iter(count=1000, _type="zset"):
         waited_for = lock_of_queue(_bytes_of(name))
         if waited_for is not None:
             left.append(f"{waited_for.decode(errors='backslashreplace')!r} has waiters")
-        elif any(is_permit(_bytes_of(member)) for member in client.zrange(name, 0, 0)):
+        elif any(map(is_permit, _read(client.zrange, name, 0, 0))):
             count = Semaphore(client, name, 1).status().held
             if count:
                 left.append(f"{_bytes_of(name).decode(errors='backslashreplace')!r} has {count} permits held")
@@ -174,6 +174,15 @@ def assert_no_locks_left(client: Client) -> None:
 def _bytes_of(reply: Any) -> bytes:
     """What a client has read, which may decode; empty for a key that is gone."""
     return reply.encode() if isinstance(reply, str) else reply or b""
+
+
+def _read(command: Callable[..., Any], *args: Any) -> list[bytes]:
+    """The values that a client reads, but none where it decodes and cannot: a token is text."""
+    try:
+        reply = command(*args)
+    except UnicodeDecodeError:
+        return []
+    return [_bytes_of(value) for value in (reply if isinstance(reply, list) else [reply])]
 
 
 def _described(client: Client, name: Any) -> str:

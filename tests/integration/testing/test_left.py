@@ -34,6 +34,14 @@ def test_server_without_locks_is_well(reader: redis.Redis) -> None:
     assert_no_locks_left(reader)
 
 
+def test_values_that_are_no_text_are_no_locks(reader: redis.Redis, client: redis.Redis) -> None:
+    client.set("pickle", b"\xff\x00")
+    client.zadd("set", {b"\xff\x00": 1})
+    assert_no_locks_left(reader)
+    with Lock(client, "name", timeout=FAR_S), pytest.raises(AssertionError, match="'name' is held"):
+        assert_no_locks_left(reader)
+
+
 def test_released_lock_is_not_left(reader: redis.Redis, client: redis.Redis) -> None:
     with Lock(client, "name", timeout=FAR_S, fencing=True):
         pass
