@@ -393,6 +393,8 @@ class Local(SimpleNamespace):
         token = None if encoded is None else without_flag(encoded)
         if token != encoded:
             owner.contended = token
+        if token != owner.token:
+            owner.forget_cached()  # whoever has the former token may hold the lock
         owner.token = token
 
     def __getattr__(self, name: str) -> Any:

@@ -251,6 +251,20 @@ def test_a_detached_lock_is_not_of_the_process_any_more(
     local.release()
 
 
+@pytest.mark.parametrize("token", [None, b"another"])
+def test_a_lock_whose_token_is_taken_out_is_not_of_the_process_any_more(
+    holders: Holders, valkey: Server, token: bytes | None
+) -> None:
+    lock, heir = holders.hold(valkey.port, **LINGERS), holders.make(valkey.port, timeout=FAR_S)
+    local = holders.on(lock.lock.redis, **LINGERS)
+    heir.lock.local.token, lock.lock.local.token = lock.lock.local.token, token
+    with pytest.raises(LockError):
+        lock.release()
+    assert (False, True) == (local.call("acquire", blocking=False), heir.call("owned"))
+    heir.release()
+    assert local.call("acquire", blocking_timeout=PATIENCE_S) is True
+
+
 def test_an_adaptive_ttl(holders: Holders, valkey: Server, connect: Connect) -> None:
     admin = connect(valkey.port)
     adaptive = AdaptiveTTL(KEPT_S)
