@@ -136,10 +136,21 @@ def raise_lost(
     """
     lock._let_go(lease)
     if lease.loss is None and (by_release or not lease.over):
-        reason = yield from lock._find_out_why(lease)
-        if lease.lose(reason, by_release):
-            lock._report_loss(lease, reason)
+        try:
+            reason = yield from lock._find_out_why(lease)
+        except GeneratorExit:  # the task was dropped: this may be any thread
+            raise
+        except BaseException:  # cancelled or interrupted: the lock is lost all the same
+            report_loss(lock, lease, LossReason.SERVER_GONE, by_release)
+            raise
+        report_loss(lock, lease, reason, by_release)
     raise (lock._not_owned(verb) if lease.loss is None else lost_error(lock, verb, lease)) from error
+
+
+def report_loss(lock: LeaseLock, lease: Lease, reason: LossReason, by_release: bool) -> None:
+    """Note and report that the lock is lost, unless that was done before."""
+    if lease.lose(reason, by_release):
+        lock._report_loss(lease, reason)
 
 
 def lost_error(lock: LeaseLock, verb: str, lease: Lease) -> LockLostError:

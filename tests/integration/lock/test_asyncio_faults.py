@@ -15,6 +15,7 @@ import pytest
 import redis
 import redis.asyncio
 
+from redislock_fast import LossReason
 from redislock_fast.asyncio import Lock
 from redislock_fast.server import Server
 from tests.conftest import Connect, MakeUser
@@ -198,3 +199,27 @@ async def test_cancelled_acquire_is_undone_whatever_is_forbidden(
         assert all(isinstance(end, asyncio.CancelledError) for end in await all_of(*tasks))
         await Lock(locks, "name").locked()
         await eventually(lambda: not client.keys(), "all attempts are undone")
+
+
+# Losses
+
+
+@pytest.mark.parametrize("verb", ["extend", "reacquire", "release"])
+@in_loop
+async def test_call_that_is_cancelled_while_it_finds_out_why_the_lock_was_lost_reports_the_loss(
+    valkey: Server, valkey_client: redis.Redis, async_connect: AsyncClients, verb: str
+) -> None:
+    losses: list[Any] = []
+    with Proxy(valkey.port) as proxy:
+        lock = Lock(
+            async_connect(proxy.port), "name", 60, auto_renew=True, on_lost=lambda _, reason: losses.append(reason)
+        )
+        await lock.acquire()
+        valkey_client.set("name", "another's")
+        proxy.hold_from("GET")
+        call = asyncio.ensure_future(getattr(lock, verb)(*[60] if verb == "extend" else []))
+        await eventually(lambda: proxy.requests["GET"], "it finds out why")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (losses, lock.valid) == ([LossReason.SERVER_GONE], False)
