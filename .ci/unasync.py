@@ -26,6 +26,7 @@ RULES = [
     # What only tasks need: cancelled or dropped calls, the running task and loop, the names of coroutines
     (r" *except GeneratorExit:.*\n(?:.*\n)*? +raise\n", ""),
     (r" *except \(asyncio\.CancelledError, GeneratorExit\):.*\n +raise\n", ""),
+    (r" and exc_type is not GeneratorExit:.*", ":"),
     (r" *loop = asyncio\.get_running_loop\(\)\n", ""),
     (r" *@(?:coroutine_method|runs\(.*\))\n", ""),
     (r"named\((.+), \".+\"\)", r"\1"),

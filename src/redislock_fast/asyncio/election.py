@@ -315,6 +315,8 @@ class Election:
             if error.lock_name != self.name:  # of a lock that the work uses
                 raise
             logger.warning("The election %s goes on: %s", shown(self.name), error)
+        except GeneratorExit:  # the task was dropped: this may be any thread
+            raise
         except BaseException:  # an interrupt may come before the block is entered, or as its end begins
             term._drop()  # noqa: SLF001  # of this very module
             raise

@@ -236,7 +236,7 @@ class Permit:
             LockLostError: the permit was lost.
         """
         try:
-            if self._lock:
+            if self._lock and exc_type is not GeneratorExit:  # the task was dropped: the permit ends with this object
                 await self.release()
         except LockError:
             if exc_type is None:
@@ -564,6 +564,8 @@ def limited(
                     return await awaited(on_full(error))
                 async with permit:
                     return await job(*args, **kwargs)
+            except GeneratorExit:  # the task was dropped: this may be any thread
+                raise
             except BaseException:
                 if permit is not None:  # an interrupt may come before the block is entered, or as its end begins
                     permit._drop()  # noqa: SLF001  # of this very module

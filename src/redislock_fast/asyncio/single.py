@@ -90,6 +90,8 @@ class Once(Lock, Generic[_SkipResult]):
                 async with attempt as is_held:
                     if is_held:
                         return await job(*args, **kwargs)
+            except GeneratorExit:  # the task was dropped: this may be any thread
+                raise
             except BaseException:  # an interrupt may come before the block is entered, or as its end begins
                 attempt.drop()
                 raise

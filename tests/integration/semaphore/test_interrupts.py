@@ -311,3 +311,23 @@ async def test_a_cancel_at_any_await_leaves_nothing(
             break
     else:
         pytest.fail("never finished")
+
+
+@in_loop
+async def test_the_permit_of_a_limited_call_is_given_back_where_its_task_is_dropped(
+    valkey: Server, connect: Connect, async_connect: AsyncClients
+) -> None:
+    admin = connect(valkey.port)
+
+    @redislock_fast.asyncio.limited(async_connect(valkey.port), "name", 1, timeout=FAR_S)
+    async def work() -> None:
+        await asyncio.sleep(FAR_S)
+
+    running = work()
+    task = asyncio.ensure_future(running)
+    await eventually(lambda: admin.zcard("name") == 1, "it has a permit")
+    with pytest.warns(ResourceWarning, match="was dropped without a release"):
+        await asyncio.to_thread(running.close)  # as the garbage collector may
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await eventually(lambda: not admin.keys(), "it is given back")
