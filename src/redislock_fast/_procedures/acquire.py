@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import redis
@@ -319,6 +319,13 @@ def drop_acquired(lock: LockBase, owner: Owner, token: bytes) -> None:
         end_count(owner.holding)
     if owner.token == token:
         owner.token = None
+
+
+def give_back(lock: LockBase, owner: Owner, token: bytes) -> None:
+    """Drop what an acquire has got, and release it in the background: nobody else will do it."""
+    drop_acquired(lock, owner, token)
+    with suppress(redis.RedisError):  # a cluster without a node for the key: it ends with its ttl
+        lock._transport.clean_up([(lock._key, token)])
 
 
 # ---- the steps ----

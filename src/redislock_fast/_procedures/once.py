@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from redis.exceptions import LockError, RedisError
 
-from redislock_fast._procedures.acquire import drop_acquired
+from redislock_fast._procedures.acquire import drop_acquired, give_back
 from redislock_fast._procedures.lock import LockBase
 from redislock_fast._protocol.done import Done
 from redislock_fast._protocol.steps import Do, Steps
@@ -124,10 +124,10 @@ def drop_run(lock: LockBase, before: bytes | None) -> None:
     token = owner.token
     if token is None or token == before:  # as mostly
         return
-    drop_acquired(lock, owner, token)
-    if not lock._at_least_s:
-        with contextlib.suppress(RedisError):  # a cluster without a node for the key: it ends with its ttl
-            lock._transport.clean_up([(lock._key, token)])
+    if lock._at_least_s:
+        drop_acquired(lock, owner, token)
+    else:
+        give_back(lock, owner, token)
 
 
 def token_of_run(token: RunToken | None) -> str | bytes | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import LockError, LockNotOwnedError, RedisError
+from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.owner import Owner
-from redislock_fast._procedures.acquire import drop_acquired
+from redislock_fast._procedures.acquire import give_back
 from redislock_fast._protocol.permits import ReadPermits, Resize
 from redislock_fast._protocol.report import Connections, Participant
 from redislock_fast._protocol.steps import Do, Steps
@@ -64,9 +63,7 @@ def clean_up(locks: list[Any]) -> None:
         owner = lock._owners.owner  # noqa: SLF001  # as its own class would
         token = owner.token
         if token is not None:
-            drop_acquired(lock, owner, token)
-            with contextlib.suppress(RedisError):  # a cluster without a node for the key: it ends with its ttl
-                lock._transport.clean_up([(lock._key, token)])  # noqa: SLF001  # as above
+            give_back(lock, owner, token)
 
 
 def limit_of(limit: Any, name: Any) -> int:
