@@ -50,9 +50,10 @@ def held_with_ttl(lock: LockBase, verb: str) -> Owner:
 
 def token_of(lock: LockBase, held: Owner, verb: str) -> bytes:
     """The owner's token. Where the owner is shared, another caller may have released it meanwhile."""
-    if held.token is None:
+    token = held.token
+    if token is None:
         raise unlocked_error(lock, f"Cannot {verb} an unlocked lock")
-    return held.token
+    return token
 
 
 def to_prolong(lock: LockBase, token: Any) -> bytes | None:
