@@ -104,7 +104,7 @@ def test_a_waiter_that_came_before_the_holder_of_the_same_process_is_told_too(ho
         wait_until(lambda: local_waiters(first.lock) == len(answers), "it waits")
     first.release()
     assert answers[0].result(PATIENCE_S) is True
-    wait_until(lambda: listener.wanted, "it hears of the other waiter")
+    wait_until(lambda: listener.wanted, "another waiter has said that it wants the lock")
     assert (listener.wanted, second.lock.wanted) == ([second.lock], True)
     second.release()
     assert answers[1].result(PATIENCE_S) is True
