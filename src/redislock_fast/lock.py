@@ -158,6 +158,8 @@ class Lock(LockBase, redis.lock.Lock):
             **options: Unpack[OptionSettings[Lock]],
         ) -> None: ...
 
+    __slots__ = ()
+
     _linger = LINGER
 
     @staticmethod
@@ -456,4 +458,4 @@ class Lock(LockBase, redis.lock.Lock):
             logger.warning("Lock %s could not be released when exiting context manager: %r", shown(self.name), error)
 
 
-Lock._own_hooks = Hooks.of(Lock)  # noqa: SLF001  # of this very module
+Lock._class_hooks = Hooks.of(Lock)  # noqa: SLF001  # of this very module

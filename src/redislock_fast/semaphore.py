@@ -70,6 +70,8 @@ class _PermitLock(Lock):
         permit: a weak reference to the permit.
     """
 
+    __slots__ = ("permit",)
+
     permit: weakref.ref[Permit]
 
     def __init__(self, *args: Any, limit: int, **settings: Any) -> None:

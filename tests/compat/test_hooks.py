@@ -13,7 +13,7 @@ from redis.exceptions import LockError, LockNotOwnedError
 
 from tests.support.async_helpers import ASYNC_MODULES
 from tests.support.helpers import MODULES, LockClass, run_script
-from tests.support.worlds import World, waited
+from tests.support.worlds import World, awaitable, waited
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -326,3 +326,32 @@ def test_attributes_can_be_added(lock_class: LockClass, client: redis.Redis) -> 
     assert "mine" == lock.note
     assert {lock: 1}[lock] == 1
     assert lock != lock_class(client, "name")
+
+
+def test_hook_stubbed_on_an_instance_that_has_been_used_is_used(lock_class: LockClass, client: redis.Redis) -> None:
+    lock: Any = lock_class(client, "name", timeout=10)
+    lock.note = "an attribute of the user's own overrides nothing"
+    with lock:
+        assert [b"name"] == client.keys()
+    lock.do_release = lambda _token: None
+    assert lock.acquire()
+    lock.release()
+    assert 1 == client.delete("name")
+    lock.do_acquire = lambda _token: True
+    assert lock.acquire()
+    assert [] == client.keys()
+
+
+def test_hooks_patched_on_a_class_are_used_until_the_patch_ends(
+    world: World, lock_class: LockClass, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook: Any = (lambda function: function) if world.in_threads else awaitable
+    lock: Any = lock_class(client, "name", timeout=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(lock_class, "do_acquire", hook(lambda _lock, _token: True))
+        patch.setattr(lock_class, "do_release", hook(lambda _lock, _token: None))
+        with lock:
+            assert [] == client.keys()
+    with lock:
+        assert [b"name"] == client.keys()
+    assert [] == client.keys()

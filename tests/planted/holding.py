@@ -6,6 +6,7 @@ from tests.planted.fault import Fault
 
 __all__ = ["FAULTS"]
 
+_HOOKS = "tests/compat/test_hooks.py::"
 _STORIES = "tests/simulation/test_holding.py::test_no_story_breaks_an_invariant[some]"
 
 FAULTS = (
@@ -119,6 +120,20 @@ FAULTS = (
             "tests/integration/holding/test_near_the_end.py::"
             "test_lock_whose_lease_has_ended_is_not_ensured[threads-plain]"
         ),
+    ),
+    Fault(
+        "acquire does not look at the hooks of one object",
+        "_procedures/acquire.py",
+        "            and not (lock.__dict__ and lock._overrides_here())\n",
+        "",
+        f"{_HOOKS}test_hook_stubbed_on_an_instance_that_has_been_used_is_used[threads-ours-valkey]",
+    ),
+    Fault(
+        "release does not look at the hooks of one object",
+        "_procedures/release.py",
+        "            and not (lock.__dict__ and lock._overrides_here())\n",
+        "",
+        f"{_HOOKS}test_hook_stubbed_on_an_instance_that_has_been_used_is_used[threads-ours-valkey]",
     ),
     Fault(
         "max_hold is ignored",

@@ -21,7 +21,7 @@ TOKEN = b"rlf:" + b"7" * 32
 class BareLock(LockBase):
     """A lock whose client is its transport, and which has one owner. No hook is overridden."""
 
-    _report_loss = _report_former_loss = _find_out_why = _renewer = _notify_lost = _on_wanted_caller = None  # type: ignore[assignment]  # of locks with other options
+    _report_loss = _report_former_loss = _renewer = _on_wanted_caller = _class_hooks = None  # type: ignore[assignment]  # of locks with other options
 
     _linger = Linger(ThreadLingering)
 

@@ -363,6 +363,9 @@ def twin_of(lock: Any) -> Any:
     kind: Any = type(lock)
     twin = kind.__new__(kind)
     vars(twin).update(vars(lock))
+    for base in kind.__mro__:
+        for name in getattr(base, "__slots__", ()):
+            setattr(twin, name, getattr(lock, name))
     return twin
 
 

@@ -182,14 +182,15 @@ def new_call(
             and sleep_s >= 0
             and (waits is True or waits is False)
             and (options is None or (before is None and current_callback() is None))
-            and hooks_of(lock) == lock._own_hooks
+            and hooks_of(lock.__class__) == lock._own_hooks
+            and not (lock.__dict__ and lock._overrides_here())
             and _Client.execute_command is OWN
             and _AsyncClient.execute_command is OWN_ASYNC
             and "execute_command" not in lock._redis.__dict__
             and providers._observability_instance._provider_manager is None
         ):
             return call
-    except AttributeError:  # a hook that is no method, a client without attributes, or the metrics were reset
+    except AttributeError:  # a client without attributes, or the metrics were reset
         return call
     call.begins = True
     call.kind = lock._attempt_kind

@@ -136,7 +136,8 @@ class Hooks(NamedTuple):
         return cls(RELEASE, EXTEND, REACQUIRE, *do)
 
 
-hooks_of = attrgetter(*(f"{name}.__func__" if name.startswith("do_") else name for name in Hooks._fields))
+hooks_of = attrgetter(*Hooks._fields)
+"""The hooks of a class, as a tuple."""
 
 
 class Backoff:
@@ -198,24 +199,62 @@ class LockBase:
     LUA_EXTEND_SCRIPT: str = EXTEND.script
     LUA_REACQUIRE_SCRIPT: str = REACQUIRE.script
 
+    # An object's `__dict__` is mostly empty. So one look at it tells that the object overrides no hook, 2 % of a pair.
+    __slots__ = (
+        "_at_least_s",
+        "_attached",
+        "_attempt_kind",
+        "_cached",
+        "_former",
+        "_generation",
+        "_is_direct",
+        "_key",
+        "_linger_ms",
+        "_local",
+        "_name",
+        "_options",
+        "_own_hooks",
+        "_own_kind",
+        "_owners",
+        "_pool",
+        "_redis",
+        "_release_kind",
+        "_timeout",
+        "_token_kind",
+        "_transport",
+        "_ttl_ms",
+        "_wait",
+        "blocking",
+        "blocking_timeout",
+        "raise_on_release_error",
+        "sleep",
+        "thread_local",
+    )
+
     _owners: Any
 
     _attempt_kind: type[Acquire]  # with a new token
-    _own_kind: type[Acquire] = AcquireOwn  # with a caller's own token
+    _own_kind: type[Acquire]  # with a caller's own token
+    _own_hooks: Hooks  # which override nothing
     _transport: Any
     _pool: Any
     """The client's pool when the transport was looked up; None for a client of a cluster."""
-    _former: Any = None
+    _former: Any
     """The pool before and its transport, which may renew a lock: that ends with its pool."""
     _options: Options | None
     _linger_ms: int | None
     _at_least_s: float | None
     """For how many seconds after its acquire the lock of a job is not another's, released or not; see `once`."""
+    _attached: bytes | None
+    """The attached token, until a `with` block enters it."""
+    _cached: Any
+    """The key in the cache of its server, for a lock with `linger` that was acquired."""
     _is_direct: bool  # whether the reply to its first request may be all that an acquire needs
     _is_for_tasks = False
     _token_kind: bytes  # of the tokens of acquires
     _release_kind: Any  # `Release`, or what stands in its place for what is no lock
-    _linger: Lingers  # of the public class
+    _class_hooks: Hooks  # of the class that users name, and so is the next one
+    _linger: Lingers
 
     @spelled_out("Lock")
     def __init__(
@@ -241,8 +280,9 @@ class LockBase:
         if blocking_timeout is not None:
             wait_seconds(blocking_timeout, "blocking_timeout")
         # Here and not in the class, where Python 3.11 is slow to find them.
-        self._options = self._linger_ms = self._at_least_s = None
-        self._is_direct, self._attempt_kind = True, Acquire
+        self._options = self._linger_ms = self._at_least_s = self._attached = self._cached = self._former = None
+        self._own_hooks = self._class_hooks
+        self._is_direct, self._attempt_kind, self._own_kind = True, Acquire, AcquireOwn
         self._token_kind: bytes = PLAIN
         self._release_kind: Any = Release
         self._redis = redis
@@ -371,9 +411,6 @@ class LockBase:
             raise ValueError(f"wait must be 'push', 'poll' or a redis.backoff.AbstractBackoff, not {wait!r}")
         self._wait = wait
 
-    _cached: Any = None
-    """The key in the cache of its server, for a lock with `linger` that was acquired."""
-
     def _own_nothing(self) -> None:
         self._generation = fork.generation()
         self._local = patching.in_force
@@ -419,19 +456,19 @@ class LockBase:
     do_release: Any
     do_extend: Any
     do_reacquire: Any
-    _own_hooks: Hooks  # of the class that users name
 
     def _has_own_hooks(self) -> bool:
         """Whether no hook is overridden, by a class or on this object: both may change at any time."""
-        try:
-            hooks: tuple[Any, ...] = hooks_of(self)
-        except AttributeError:  # a hook that is no method
-            return False
-        return hooks == self._own_hooks
+        hooks: tuple[Any, ...] = hooks_of(type(self))
+        return hooks == self._own_hooks and not self._overrides_here()
+
+    def _overrides_here(self) -> bool:
+        """Whether this object overrides a hook of its class."""
+        return not vars(self).keys().isdisjoint(Hooks._fields)
 
     def _is_overridden(self, name: str) -> bool:
         """Whether this `do_*` hook is overridden."""
-        return getattr(getattr(self, name), "__func__", None) is not getattr(self._own_hooks, name)
+        return name in vars(self) or getattr(type(self), name) is not getattr(self._own_hooks, name)
 
     def _may_be_flagged(self) -> bool:
         """Whether waiters may add the contended flag to the value, which others' scripts may compare with the token."""
@@ -765,8 +802,6 @@ class LockBase:
             lock._keep(lock._begin(lock._options, owner, pending, task=current_task()))
         lock._attached = handle.token
         return lock
-
-    _attached: bytes | None = None  # the attached token, until a `with` block enters it
 
     def _enter_attached(self) -> bool:
         """Enter an attached lock without an acquire. Returns False where the caller does not hold it any more.

@@ -79,8 +79,9 @@ def new_release(lock: LockBase, owner: Owner, token: object) -> ReleaseCall | No
             type(token) is bytes
             and owner.releasing is None
             and lock._at_least_s is None
-            and lock.lua_release is RELEASE
-            and lock.do_release.__func__ is lock._own_hooks.do_release
+            and lock.__class__.lua_release is RELEASE
+            and lock.__class__.do_release is lock._own_hooks.do_release
+            and not (lock.__dict__ and lock._overrides_here())
             and _Client.execute_command is OWN
             and _AsyncClient.execute_command is OWN_ASYNC
             and "execute_command" not in lock._redis.__dict__

@@ -132,6 +132,8 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
     """
 
     _is_for_tasks = True
+    __slots__ = ()
+
     _linger = LINGER
 
     if TYPE_CHECKING:  # the code is in `LockBase`, which takes a client of either kind
@@ -460,4 +462,4 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
             logger.warning("Lock %s could not be released when exiting context manager: %r", shown(self.name), error)
 
 
-Lock._own_hooks = Hooks.of(Lock)  # noqa: SLF001  # of this very module
+Lock._class_hooks = Hooks.of(Lock)  # noqa: SLF001  # of this very module

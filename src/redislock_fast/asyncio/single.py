@@ -51,6 +51,8 @@ _SkipResult = TypeVar("_SkipResult")
 class Once(Lock, Generic[_SkipResult]):
     """The lock of a job: a context manager and a decorator. `once` makes it."""
 
+    __slots__ = ("_done_for_ms", "_on_skip", "_token")
+
     def __init__(
         self,
         client: Client,
