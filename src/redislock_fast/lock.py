@@ -239,10 +239,10 @@ class Lock(LockBase, redis.lock.Lock):
             self._follow_pool()
         if timeout is not None:
             raise wrong_timeout(self)
-        owner, options, transport = self._owners.owner, self._options, self._transport
+        owner, options = self._owners.owner, self._options
         if self._linger_ms is not None and options is None and token is blocking_timeout is None:
             return take_lingering(self, owner) or acquire_lingering(self, new_call(self, owner, sleep, blocking))
-        call = new_call(self, owner, sleep, blocking, blocking_timeout, token)
+        transport, call = self._transport, new_call(self, owner, sleep, blocking, blocking_timeout, token)
         try:
             if self._linger_ms is None and call.begins:
                 try:
