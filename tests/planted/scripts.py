@@ -10,6 +10,16 @@ _FENCED = "tests/integration/fencing/test_fenced.py::"
 
 FAULTS = (
     Fault(
+        "waiter overtakes others once the server's clock was set back",
+        "_protocol/lua/wait.lua",
+        "    arrival = last + 1\n",
+        "",
+        (
+            "tests/integration/waiting/test_waiting.py::"
+            "test_a_waiter_comes_last_though_the_servers_clock_was_set_back[threads-valkey]"
+        ),
+    ),
+    Fault(
         "waiter is told before it has the key",
         "_protocol/lua/hand_over.lua",
         "            local given = is_there and admit(token, terms)\n",

@@ -493,8 +493,8 @@ class Model(Keys):
             return hiredis.ReplyError(f"{_OUT_OF_MEMORY} script: {WAIT.sha.decode()}, on @user_script:90.")
         waiting = self._items_to_fill(queue)
         is_there = 1 if not look_for or look_for in waiting else 2 * policy.holds_beside(look_for)
-        arrival = 0 if token in waiting else self.now_us
-        waiting.setdefault(token, self.now_us)
+        arrival = 0 if token in waiting else max([self.now_us, *(last + 1 for last in waiting.values())])
+        waiting.setdefault(token, arrival)
         self._keep(queue, kept_ms)
         fields = self._items_to_fill(waiters)
         known = len(fields)

@@ -579,6 +579,16 @@ def test_connections_one_after_the_other_have_identifiers_that_begin_alike(scene
     assert 1 == len({one[:8] for one in identifiers})
 
 
+def test_a_waiter_comes_last_though_the_servers_clock_was_set_back(scene: Scene) -> None:
+    holder, first, second = scene.holder_and(2)
+    answers = [scene.wait(first)]
+    token: Any = scene.client.zrange(QUEUE, 0, 0)[0]
+    scene.client.zincrby(QUEUE, 1_000_000, token)
+    answers.append(scene.wait(second))
+    holder.release()
+    hand_round([first, second], answers)
+
+
 # Queues with thousands of waiters that are gone: each script does a limited part of the work
 
 

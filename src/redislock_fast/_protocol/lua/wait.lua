@@ -70,6 +70,10 @@ else
     is_there = redis.call('zscore', queue, ARGV[7]) and 1 or holds_beside(ARGV[7]) and 2 or 0
 end
 local arrival = time[1] * 1000000 + time[2]
+local last = redis.call('zrange', queue, -1, -1, 'withscores')[2]
+if last and tonumber(last) >= arrival then -- the server's clock was set back, or is not that of a former primary
+    arrival = last + 1
+end
 if redis.call('zadd', queue, 'nx', arrival, token) == 0 then
     arrival = 0
 end
