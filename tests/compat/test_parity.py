@@ -186,6 +186,40 @@ def test_copy_shares_the_client_and_the_ownership(lock_class: LockClass, client:
     assert not client.exists("name")
 
 
+def test_copy_of_a_subclass_shares_what_it_has_in_slots(lock_class: LockClass, client: redis.Redis) -> None:
+    class Noted(lock_class):  # type: ignore[misc, valid-type]  # a variable
+        __slots__ = ("__private", "not_set", "note")
+
+        def keep(self, private: str) -> None:
+            self.__private = private
+
+        def kept(self) -> str:
+            return self.__private
+
+    class Single(Noted):
+        __slots__ = "single"  # noqa: PLC0205  # one name, as a text
+
+        @property
+        def sleep(self) -> float:
+            return 0.05
+
+        @sleep.setter
+        def sleep(self, seconds: float) -> None:
+            if "sleeps" in vars(self):
+                raise AttributeError
+            self.__dict__["sleeps"] = True
+
+    lock: Any = Single(client, "name", timeout=10)
+    lock.keep("mine")
+    lock.note = "of the user's own"
+    lock.acquire()
+    twin = copy.copy(lock)
+    assert ("mine", "of the user's own", 0.05) == (twin.kept(), twin.note, twin.sleep)
+    assert not hasattr(twin, "not_set")
+    twin.release()
+    assert not client.exists("name")
+
+
 def test_locked_tells_of_anybodys_lock(lock_class: LockClass, client: redis.Redis) -> None:
     lock, other = lock_class(client, "name"), lock_class(client, "name")
     assert lock.locked() is False

@@ -13,7 +13,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -358,14 +358,20 @@ class PendingOwner(Owner):
         owner.hold(self.token)
 
 
+_Slot: Any = type(vars(Owner)["token"])
+"""The class of the descriptors that `__slots__` makes. A user's class may hide one, or name it in a form of its own."""
+
+
 def twin_of(lock: Any) -> Any:
     """A second lock object: same client, same token."""
     kind: Any = type(lock)
     twin = kind.__new__(kind)
     vars(twin).update(vars(lock))
     for base in kind.__mro__:
-        for name in getattr(base, "__slots__", ()):
-            setattr(twin, name, getattr(lock, name))
+        for slot in vars(base).values():
+            if type(slot) is _Slot:
+                with suppress(AttributeError):  # it is not set
+                    slot.__set__(twin, slot.__get__(lock))
     return twin
 
 
