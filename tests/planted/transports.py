@@ -69,6 +69,13 @@ FAULTS = (
         "tests/unit/transport/test_drivers.py::test_the_first_retry_leaves_at_once_and_the_policy_says_when_to_give_up",
     ),
     Fault(
+        "server that answers later is asked again at once",
+        "_transport/base.py",
+        "                pause_s = max(pause_s, LATER_PAUSE_S)\n",
+        "",
+        "tests/unit/transport/test_drivers.py::test_a_server_that_answers_later_is_not_asked_without_a_pause",
+    ),
+    Fault(
         "pause between two attempts ends after the deadline",
         "_transport/base.py",
         "if 0 <= retries < self.failures or (ends_at is not None and clock() + pause_s >= ends_at):",

@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 MOST_LOSSES = 2
 """After so many connections in a row that a server has closed for a request, the request is not sent any more."""
 
+LATER_PAUSE_S = 0.01
+"""At least so long, in seconds, before a server that has answered "later" is asked again, whatever the policy says."""
+
 _PLAIN_S = 600.0
 """How long connections are made without the queue after such losses, in seconds."""
 
@@ -213,13 +216,15 @@ class Attempts:
     def pause_s(self, trouble: Exception) -> float | None:
         """Count a failure. Returns how long to wait before the next attempt, in seconds; None to give up."""
         self.failures += 1
-        retries = self._retry.retries
+        pause_s, retries = self._retry.delay_s(self.failures), self._retry.retries
         if isinstance(trouble, NotExecuted):
             if trouble.code == NOAUTH:  # one new connection is worth a try
                 retries = 1
-            elif self.deadline is not None:  # a server that answers "later" is asked until the caller's time ends
-                retries = -1
-        return self._if_allowed(retries, self._retry.delay_s(self.failures), self.ends_at)
+            else:
+                pause_s = max(pause_s, LATER_PAUSE_S)
+                if self.deadline is not None:  # a server that answers "later" is asked until the caller's time ends
+                    retries = -1
+        return self._if_allowed(retries, pause_s, self.ends_at)
 
     def _if_allowed(self, retries: int, pause_s: float, ends_at: float | None) -> float | None:
         """The pause; None if the retries are used up, or the time is up before the pause is over."""

@@ -28,7 +28,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.keys import slot_of
 from redislock_fast._protocol.operation import NOAUTH, Exchange, NotExecuted, Redirected
 from redislock_fast._protocol.pipeline import Pipeline
-from redislock_fast._transport.base import Attempts
+from redislock_fast._transport.base import LATER_PAUSE_S, Attempts
 from redislock_fast._util.redis_py import RetryPolicy, redis_error
 from redislock_fast._util.times import clock
 
@@ -43,7 +43,6 @@ TROUBLES = (Redirected, NotExecuted, ConnectionError, TimeoutError, RedisCluster
 """Errors after which a `Route` says whether another attempt, or another node, may help."""
 
 _REDIRECTIONS = 5  # after so many in a row without progress, the next attempt follows after a pause
-_PAUSE_S = 0.01  # at least, before a server that has answered "later" is asked again
 _MOVING_PAUSE_S = 0.05
 _MOVING_LIMIT_S = 5.0  # how long to wait for a slot that is being moved, where the caller sets no limit
 
@@ -141,7 +140,7 @@ class Route(Attempts):
         self.failures += 1
         pause_s, retries = self._retry.delay_s(self.failures), self._retry.retries
         if isinstance(trouble, NotExecuted | Redirected | RedisClusterException):  # the answer was "later"
-            pause_s = max(pause_s, _PAUSE_S)
+            pause_s = max(pause_s, LATER_PAUSE_S)
             if self.deadline is not None:  # such a cluster is asked until the caller's time ends
                 retries = -1
         return self._if_allowed(retries, pause_s, self.deadline)

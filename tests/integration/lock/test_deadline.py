@@ -17,11 +17,12 @@ import redis
 import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast.server import Server
-from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.async_helpers import async_once
+from tests.support.helpers import PATIENCE_S, once, wait_until
 from tests.support.proxy import Proxy
 from tests.support.scenes import Scene
 from tests.support.times import clock
-from tests.support.waiting import FAR_S, LATE, Callers, Contender
+from tests.support.waiting import FAR_S, LATE, Callers, Contender, Threads
 
 PATIENT: dict[str, Any] = {"socket_timeout": FAR_S, "socket_connect_timeout": FAR_S}
 """Settings of a client whose own limits are beyond any test's patience."""
@@ -30,6 +31,9 @@ FAR_AWAY_S = 0.15
 """A round trip that is longer than what an acquire grants a request that is under way at its end."""
 
 SHORT_S = 0.05
+
+MOST_ASKED = 50
+"""How often a server that says "later" may be asked within four times that."""
 LONG_S = 1.0
 
 
@@ -233,6 +237,18 @@ def hooked(waiter: Contender, threads_class: type, tasks_class: type) -> Contend
     """The contender, of one of these classes."""
     waiter.lock.__class__ = tasks_class if isinstance(waiter.lock, redislock_fast.asyncio.Lock) else threads_class
     return waiter
+
+
+@pytest.mark.parametrize("code", ["LOADING", "READONLY", "BUSY"])
+def test_server_that_says_later_is_not_flooded_until_the_deadline(scene: Scene, proxy: Proxy, code: str) -> None:
+    retry = once() if isinstance(scene.callers, Threads) else async_once()  # without a pause
+    waiter = scene.contender(scene.connect(proxy.port, **PATIENT, retry=retry), **LATE)
+    assert waiter.call("locked") is False
+    proxy.answer(f"-{code} for now\r\n".encode(), "SET")
+    known = proxy.requests["SET"]
+    with pytest.raises((redis.TimeoutError, redis.ResponseError, redis.ConnectionError)):
+        waiter.call("acquire", blocking_timeout=4 * SHORT_S)
+    assert proxy.requests["SET"] - known <= MOST_ASKED
 
 
 def test_lease_of_a_lock_that_a_hook_took_is_confirmed_until_the_deadline(scene: Scene, proxy: Proxy) -> None:

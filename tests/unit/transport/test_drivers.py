@@ -28,7 +28,7 @@ from redislock_fast._protocol.operation import NOAUTH, SUBSCRIBED, Exchange, Not
 from redislock_fast._protocol.queue import Watch
 from redislock_fast._protocol.steps import CleanupEntries, Do, Steps
 from redislock_fast._transport import base
-from redislock_fast._transport.base import Attempts
+from redislock_fast._transport.base import LATER_PAUSE_S, Attempts
 from redislock_fast._transport.loop import driver as loop_driver
 from redislock_fast._transport.threads import cluster as thread_cluster
 from redislock_fast._transport.threads import driver as thread_driver
@@ -183,8 +183,12 @@ def test_no_pause_lasts_longer_than_the_callers_time() -> None:
 
 
 def test_a_server_that_answers_later_is_asked_until_the_callers_time_ends() -> None:
-    assert [attempts(60.0).pause_s(LATER), *map(attempts(60.0).pause_s, [LATER] * 5)] == [0.0, 0.0, *[0.5] * 4]
-    assert [*map(attempts().pause_s, [LATER] * 3)] == [0.0, 0.5, None]
+    assert [*map(attempts(60.0).pause_s, [LATER] * 5)] == [LATER_PAUSE_S, *[0.5] * 4]
+    assert [*map(attempts().pause_s, [LATER] * 3)] == [LATER_PAUSE_S, 0.5, None]
+
+
+def test_a_server_that_answers_later_is_not_asked_without_a_pause() -> None:
+    assert {*map(attempts(60.0, pause_s=0.0).pause_s, [LATER] * 5)} == {LATER_PAUSE_S}
 
 
 def test_a_connection_on_which_nothing_is_executed_is_replaced_once() -> None:
