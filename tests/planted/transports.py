@@ -69,6 +69,16 @@ FAULTS = (
         "tests/unit/transport/test_drivers.py::test_the_first_retry_leaves_at_once_and_the_policy_says_when_to_give_up",
     ),
     Fault(
+        "connection with waiters stays at the primary of before",
+        "_transport/base.py",
+        "        if connection is not None and primary not in (None, connection.address):\n",
+        "        if False:\n",
+        (
+            "tests/integration/sentinel/test_sentinel.py::"
+            "test_a_primary_that_moved_is_left_for_the_new_one_beside_a_waiter[threads-valkey]"
+        ),
+    ),
+    Fault(
         "server that answers later is asked again at once",
         "_transport/base.py",
         "                pause_s = max(pause_s, LATER_PAUSE_S)\n",

@@ -71,6 +71,7 @@ class _Connection(Protocol):
     capabilities: Capabilities
     ending: Args | None
     registry: WaiterRegistry | None
+    address: Any
 
     def close(self) -> None: ...
 
@@ -368,11 +369,17 @@ class ServerTransport(Generic[ConnectionType]):
         """The client is being closed: give up what lingers, and close the connection once nothing goes on there.
 
         The lock may be used again, on a new connection. What is held needs none, and renewals make one.
+
+        A pool that asks sentinels does the same when it has found another primary: then whoever comes next connects to
+        that, and those that wait at the former one follow with their next health check.
         """
         if self.lingering is not None:
             self.lingering.give_up()
         self._closes = True
         self.close_if_idle()
+        connection, primary = self.connection, getattr(self.owner(), "master_address", None)
+        if connection is not None and primary not in (None, connection.address):
+            self._give_up(connection)
 
     def close_if_idle(self) -> None:
         """Close the connection of a closed client if no reply is to come there, and nobody waits."""

@@ -77,11 +77,13 @@ class ClientConnection:
             the queue.
         ending: None: its connections are its own affair.
         registry: None: no messages come, so waiters poll.
+        address: None: it is the client's affair where its server is.
         timeout_s: below 0: the client applies its own time limits.
     """
 
     ending = None
     registry = None
+    address = None
     timeout_s = -1.0
 
     def __init__(self, pipe: Any) -> None:

@@ -22,6 +22,7 @@ from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, few, once, start, wait_until
 from tests.support.holding import renewed_in_busy_loop
 from tests.support.sentinels import SERVICE, announce, sentinel_of
+from tests.support.waiting import FAR_S, Callers, Threads, until_queued
 
 StartServer = Callable[..., Server]
 
@@ -58,6 +59,16 @@ def client(watch: Watch) -> Iterator[redis.Redis]:
     """A client of whatever the sentinel calls the primary."""
     with watch.sentinel.master_for(SERVICE, retry=few()) as running:
         yield running
+
+
+def primary_for(callers: Callers, watch: Watch) -> Any:
+    """The same for callers who are threads or tasks."""
+    if isinstance(callers, Threads):
+        return callers.keep(watch.sentinel.master_for(SERVICE))
+    (port,) = (sentinel.connection_pool.connection_kwargs["port"] for sentinel in watch.sentinel.sentinels)
+    sentinel: Any = redis.asyncio.sentinel.Sentinel([("127.0.0.1", port)])  # type: ignore[no-untyped-call]
+    callers.keep(sentinel.sentinels[0])
+    return callers.keep(sentinel.master_for(SERVICE))
 
 
 def has(server: Server, name: str) -> bool:
@@ -124,6 +135,29 @@ def test_a_waiter_finds_the_new_primary(watch: Watch, client: redis.Redis) -> No
     watch.primary.kill()
     assert waiter.result(PATIENCE_S) is True
     assert has(watch.other, "name")
+
+
+def test_a_primary_that_moved_is_left_for_the_new_one_beside_a_waiter(callers: Callers, watch: Watch) -> None:
+    client = primary_for(callers, watch)
+    lock = callers.contender(client, "name", timeout=FAR_S)
+    assert lock.call("acquire")
+    lock.release()
+    with redis.Redis(port=watch.primary.port) as former:
+        holder = Lock(former, "held", timeout=FAR_S)
+        holder.acquire()
+        waiter = callers.contender(client, "held", timeout=FAR_S, sleep=0.01)
+        answer = waiter.acquire()
+        until_queued(former, "held", 1)
+        watch.announce(watch.other)
+        callers.run(client.connection_pool.disconnect)
+        callers.run(client.ping)  # the pool connects, and hears of the new primary
+        assert lock.call("acquire")
+        assert (False, True) == (has(watch.primary, "name"), has(watch.other, "name"))
+        assert answer.result(PATIENCE_S) is True
+        assert has(watch.other, "held")
+        holder.release()
+    lock.release()
+    waiter.release()
 
 
 def test_without_a_primary_acquire_raises_what_the_client_does(watch: Watch) -> None:

@@ -17,7 +17,7 @@ from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._queue.waiters import BROKEN, WaiterRegistry
 from redislock_fast._transport.greeting import first_requests, leave_unnamed, take_greeting
 from redislock_fast._transport.loop.end import LoopEnd
-from redislock_fast._transport.threads.connect import connecting_error
+from redislock_fast._transport.threads.connect import address_of, connecting_error
 from redislock_fast._util import fork
 from redislock_fast._util.redis_py import redis_error, redis_errors, settings_of
 from redislock_fast._util.tokens import TokenSource
@@ -27,13 +27,23 @@ class AsyncConnection:
     """A connection of an event loop, as `threads.connect.Connection` is one of threads.
 
     Attributes:
-        pipe, capabilities, ending, registry: as there.
+        pipe, capabilities, ending, registry, address: as there.
         callers: functions that wake callers that wait for the reply to a posted request; called with BROKEN when the
             reply cannot come any more.
         timeout_s: how long a reply may take by the pool's settings, in seconds; below 0 forever.
     """
 
-    __slots__ = ("_end", "_generation", "callers", "capabilities", "ending", "pipe", "registry", "timeout_s")
+    __slots__ = (
+        "_end",
+        "_generation",
+        "address",
+        "callers",
+        "capabilities",
+        "ending",
+        "pipe",
+        "registry",
+        "timeout_s",
+    )
 
     def __init__(
         self,
@@ -43,8 +53,10 @@ class AsyncConnection:
         ending: Args | None,
         end: LoopEnd,
         timeout_s: float,
+        address: tuple[Any, Any],
     ) -> None:
         self.pipe = pipe
+        self.address = address
         self.capabilities = capabilities
         self.ending = ending
         self._end = end
@@ -122,6 +134,7 @@ async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: 
         pipe.close()
         raise
     try:
-        return AsyncConnection(pipe, tokens, *take_greeting(pipe, tokens, replies), end, timeout_s)
+        greeted = take_greeting(pipe, tokens, replies)
+        return AsyncConnection(pipe, tokens, *greeted, end, timeout_s, address_of(connection))
     finally:
         del connection, reader, writer, pipe  # see `LoopServerTransport._open`

@@ -48,14 +48,16 @@ class Connection:
         capabilities: the capabilities.
         ending: the request that ends this connection when another one sends it; None where the server does not say.
         registry: the registry of its waiters; None where no messages can come.
+        address: of the server, as redis-py has it.
     """
 
-    __slots__ = ("_connection", "capabilities", "ending", "pipe", "registry")
+    __slots__ = ("_connection", "address", "capabilities", "ending", "pipe", "registry")
 
     def __init__(
         self, connection: Any, pipe: Pipe, tokens: TokenSource, capabilities: Capabilities, ending: Args | None
     ) -> None:
         self._connection = connection
+        self.address = address_of(connection)
         self.pipe = pipe
         self.capabilities = capabilities
         self.ending = ending
@@ -71,6 +73,11 @@ class Connection:
     def forget(self) -> None:
         """In a forked child: close its copy of the socket. redis-py does not end the parent's session then."""
         self._connection.disconnect()
+
+
+def address_of(connection: Any) -> tuple[Any, Any]:
+    """The host and port of one of redis-py's connections; twice None for a unix socket."""
+    return getattr(connection, "host", None), getattr(connection, "port", None)
 
 
 def connecting_error(trouble: ConnectionBroken | NoReply, greets: bool) -> ConnectionError | TimeoutError:
