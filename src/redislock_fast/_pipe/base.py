@@ -54,6 +54,9 @@ UNSENT_SILENCE_S: Final = 5.0
 """How long a server must be silent before `UNSENT_LIMIT_BYTES` counts, in seconds. One that reads may get a larger
 batch."""
 
+READER_HAS_ENDED: Final = "the thread that reads has ended with the interpreter"
+"""Why a pipe of threads fails a caller that waits for another thread while the interpreter ends: none goes on then."""
+
 NOT_ENOUGH = object()
 """The parser returns it when its buffer ends within a reply."""
 

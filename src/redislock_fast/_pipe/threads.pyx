@@ -46,6 +46,7 @@ import os
 import threading
 from collections import deque
 from ssl import SSLWantReadError, SSLWantWriteError
+from sys import is_finalizing
 
 import hiredis
 
@@ -73,6 +74,7 @@ from redislock_fast._util.fork import forget_in_child, on_fork
 from redislock_fast._pipe.base import (
     NOT_ASKED,
     NOT_ENOUGH,
+    READER_HAS_ENDED,
     Forked,
     UNSENT_LIMIT_BYTES,
     UNSENT_SILENCE_S,
@@ -538,6 +540,8 @@ cdef class Pipe:
                 self._raise_struck()
                 PyErr_CheckSignals()
                 self._check_forked()
+                if not wait.lead and is_finalizing():
+                    raise ConnectionBroken(True, READER_HAS_ENDED)
             elif outcome == OUTCOME_TIMEOUT:
                 raise NoReply(f"nothing came within {wait.timeout_s:g} s")
             else:  # OUTCOME_CLOSED

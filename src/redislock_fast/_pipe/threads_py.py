@@ -37,6 +37,7 @@ import contextlib
 import select
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections import deque
@@ -49,6 +50,7 @@ import hiredis
 from redislock_fast._pipe.base import (
     NOT_ASKED,
     NOT_ENOUGH,
+    READER_HAS_ENDED,
     UNSENT_LIMIT_BYTES,
     UNSENT_SILENCE_S,
     Args,
@@ -519,6 +521,8 @@ class Pipe:
                 raise NoReply("no reply in time")
             slot.sleep(sleep_s(deadline))
             self._check_forked()
+            if sys.is_finalizing():
+                raise ConnectionBroken(True, READER_HAS_ENDED)
         return False
 
     def _leave(self, slot: Slot) -> None:

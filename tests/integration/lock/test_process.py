@@ -319,6 +319,53 @@ if sys.argv[2] != "held":
     assert (0, "", "") == (finished.returncode, finished.stderr, finished.stdout)
 
 
+RELEASES_LAST = """
+import builtins, sys, threading, time
+import redis
+from redislock_fast import Lock
+
+client = redis.Redis(port=int(sys.argv[1]), socket_timeout=None, retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0))
+
+class Keeper:
+    def __init__(self):
+        self.lock = Lock(client, "name")
+        self.lock.acquire()
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        assert is_finalizing()
+        print("ends", flush=True)
+        self.lock.release()
+
+builtins.keeper = Keeper()
+"""
+"""A program with an object that releases a lock when the interpreter ends, after all threads of Python."""
+
+WAITS = """
+admin = redis.Redis(port=int(sys.argv[1]))
+admin.set("held", "mine")
+threading.Thread(target=Lock(client, "held").acquire, daemon=True).start()
+while not admin.client_list(_type="pubsub"):
+    time.sleep(0.01)
+"""
+"""A thread waits for another lock on the same connection, and reads there."""
+
+CONNECTS = """
+import socket
+silent = socket.create_server(("127.0.0.1", 0))
+client.connection_pool.connection_kwargs["port"] = silent.getsockname()[1]
+client.close()
+threading.Thread(target=lambda: Lock(client, "other").acquire(), daemon=True).start()
+accepted = silent.accept()
+"""
+"""A thread connects, and gets no reply."""
+
+
+@pytest.mark.parametrize("other", [WAITS, CONNECTS], ids=["waits", "connects"])
+def test_release_by_the_last_finalizers_waits_for_no_thread(valkey: Server, other: str) -> None:
+    ended = run_script(RELEASES_LAST + other, valkey.port)
+    assert (ended.returncode, ended.stdout) == (0, "ends\n")
+
+
 def test_interpreter_exits_cleanly_after_use_in_threads(valkey: Server) -> None:
     script = """
 import sys, threading

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -333,8 +334,11 @@ class ThreadServerTransport(ServerTransport[Connection]):
         Raises:
             redis.exceptions.ConnectionError: and whatever `open_connection` raises.
         """
+        limit_s = -1.0 if ends_at is None else max(ends_at - clock(), 0.0)
+        if sys.is_finalizing():  # a thread that connects has ended with the interpreter
+            limit_s = 0.0
         try:
-            if not self._connecting.acquire(timeout=-1 if ends_at is None else max(ends_at - clock(), 0.0)):
+            if not self._connecting.acquire(timeout=limit_s):
                 raise TimeoutError("no connection in time")
             connection = self.connection
             if connection is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +29,8 @@ def start_thread(name: str, work: Callable[..., object], *args: Any) -> None:
     Raises:
         RuntimeError: no thread can be started: there are too many, or the interpreter ends.
     """
+    if sys.is_finalizing():  # Python 3.11 and earlier start a thread that never runs
+        raise RuntimeError("the interpreter ends")
     _thread.start_new_thread(_start, (f"redislock_fast-{name}", work, args))
 
 
@@ -69,8 +72,8 @@ class Task:
 
     @property
     def is_over(self) -> bool:
-        """Whether the work has ended, or is that of another process, which has forked."""
-        return self._has_ended or self._pid != os.getpid()
+        """Whether the work has ended, with the interpreter perhaps, or is that of another process, which has forked."""
+        return self._has_ended or self._pid != os.getpid() or sys.is_finalizing()
 
     def wait(self, timeout_s: float | None) -> None:
         """Wait until the work has ended, for so many seconds at most; None: without a limit."""
