@@ -79,6 +79,16 @@ FAULTS = (
         ),
     ),
     Fault(
+        "waiter of one node raises an error of our own for a slot that moves",
+        "_transport/threads/server.py",
+        "                raise (error if self.is_routed else redis_error(str(error))) from None\n",
+        "                raise error\n",
+        (
+            "tests/integration/cluster/test_moving.py::"
+            "test_waiter_of_a_client_of_one_node_gets_redis_pys_error_for_a_slot_that_moves[threads-valkey]"
+        ),
+    ),
+    Fault(
         "server that answers later is asked again at once",
         "_transport/base.py",
         "                pause_s = max(pause_s, LATER_PAUSE_S)\n",

@@ -283,6 +283,9 @@ class ServerTransport(Generic[ConnectionType]):
 
     _kind_of_attempts: type[Attempts] = Attempts
 
+    is_routed = False
+    """Whether a `Route` follows redirections. Else they are errors of the server, for the caller."""
+
     _cluster: weakref.ref[ServerTransport[Any]] | None = None
     """The transport of the cluster, where this is that of a node; not where it is a dedicated connection to one."""
 

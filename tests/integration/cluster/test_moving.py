@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import redis
 import redis.lock
-from redis.exceptions import LockNotOwnedError
+from redis.exceptions import LockNotOwnedError, MovedError
 
 from tests.support.clusters import SOON, Cluster, Place, connect, remap_ports
 from tests.support.helpers import PATIENCE_S, wait_until
+from tests.support.proxy import Proxy
 from tests.support.transports import clean_up
 from tests.support.waiting import FAR_S, Callers, Contender, Guard, serve, until_one_is_done, until_queued
 
@@ -152,6 +153,20 @@ def test_waiters_that_come_while_the_slot_moves_get_the_lock(callers: Callers, c
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
+def test_waiter_of_a_client_of_one_node_gets_redis_pys_error_for_a_slot_that_moves(
+    callers: Callers, place: Place
+) -> None:
+    if place.cluster.kind == "redis-6.2":
+        pytest.skip("it has no sharded messages")
+    here, there = (place.cluster.nodes[number].port for number in (place.home, place.away))
+    place.cluster.admins[place.home].set(place.name, "mine")
+    with Proxy(here) as proxy:
+        proxy.answer(f"-MOVED {place.slot} 127.0.0.1:{there}\r\n".encode(), "SSUBSCRIBE")
+        waiter = callers.contender(callers.client(proxy.port), place.name, timeout=FAR_S)
+        with pytest.raises(MovedError):
+            waiter.call("acquire")
+
+
 def test_a_waiter_that_gives_up_while_the_slot_moves_leaves_nothing_behind(
     callers: Callers, cluster: Cluster, place: Place
 ) -> None:

@@ -82,6 +82,7 @@ class _Node(LoopServerTransport):
     """
 
     _kind_of_attempts = NodeAttempts
+    is_routed = True
 
     def __init__(self, pool: _Pool, end: LoopEnd, cluster: LoopClusterTransport | None = None) -> None:
         super().__init__(pool, end)

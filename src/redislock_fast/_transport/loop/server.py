@@ -339,7 +339,10 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
                 return waiter
             channel = registry.channel_for(key)
             subscribing = Subscribe(key, registry.subscribe, channel)
-            await self.execute(subscribing, attempts.left_s(), [])
+            try:
+                await self.execute(subscribing, attempts.left_s(), [])
+            except Redirected as error:
+                raise (error if self.is_routed else redis_error(str(error))) from None
             if self.connection is not connection:
                 continue
             if subscribing.result and not subscribing.is_pushed:

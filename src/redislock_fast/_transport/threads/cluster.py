@@ -57,6 +57,7 @@ class _Node(ThreadServerTransport):
     """
 
     _kind_of_attempts = NodeAttempts
+    is_routed = True
 
     def __init__(self, owner: Any, cluster: ThreadClusterTransport | None = None) -> None:
         super().__init__(owner)

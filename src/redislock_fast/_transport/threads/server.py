@@ -225,7 +225,10 @@ class ThreadServerTransport(ServerTransport[Connection]):
                 return waiter
             channel = registry.channel_for(key)
             subscribing = Subscribe(key, registry.subscribe, channel)
-            self.run(subscribing, attempts.left_s(), [])
+            try:
+                self.run(subscribing, attempts.left_s(), [])
+            except Redirected as error:
+                raise (error if self.is_routed else redis_error(str(error))) from None
             if self.connection is not connection:
                 continue
             if subscribing.result and not subscribing.is_pushed:
