@@ -89,6 +89,16 @@ FAULTS = (
         ),
     ),
     Fault(
+        "what has moved to another node takes all that is to be undone with it",
+        "_transport/threads/cleanup.py",
+        "                unanswered = sorted(set(cleaning_up.unfinished).difference(cleaning_up.redirected))\n",
+        "                unanswered = []\n",
+        (
+            "tests/integration/cluster/test_moving.py::"
+            "test_what_has_moved_from_a_clients_only_node_keeps_nothing_else_from_being_undone[threads-valkey]"
+        ),
+    ),
+    Fault(
         "server that answers later is asked again at once",
         "_transport/base.py",
         "                pause_s = max(pause_s, LATER_PAUSE_S)\n",

@@ -32,6 +32,7 @@ class Pipeline:
 
     Attributes:
         results: the result of each, once finished.
+        redirected: the indexes of those for which the last reply has named another node.
     """
 
     is_pipeline = True
@@ -49,6 +50,7 @@ class Pipeline:
         self._open: Sequence[int] = range(count)  # indexes of those without a verdict
         self._refused: list[int] = []  # of those for which the server answered with an error
         self._refusal: Refused | None = None  # the first one
+        self.redirected: list[int] = []
         self.results: list[bool] = [False] * count
 
     def __len__(self) -> int:
@@ -74,6 +76,7 @@ class Pipeline:
         trouble: Exception | None = None
         still_open: list[int] = []
         refused: list[int] = []
+        redirected: list[int] = []
         refusal = self._refusal
         for index, reply in zip(self._open, replies, strict=True):
             machine = self._machine(index)
@@ -88,8 +91,11 @@ class Pipeline:
             except (NotExecuted, Redirected) as error:
                 trouble = trouble or error
                 still_open.append(index)
+                if isinstance(error, Redirected):
+                    redirected.append(index)
         # Not reached where a reply was malformed: then no reply counts, and all are asked again.
         self._open = still_open
+        self.redirected = redirected
         self._refused += refused
         self._refusal = refusal
         if trouble is not None:

@@ -231,6 +231,21 @@ def test_what_waits_to_be_undone_follows_the_slot(cluster_client: redis.RedisClu
         place.end_move()
 
 
+def test_what_has_moved_from_a_clients_only_node_keeps_nothing_else_from_being_undone(
+    callers: Callers, cluster: Cluster
+) -> None:
+    stays, moves = cluster.place(), cluster.place()
+    admin = cluster.admins[stays.home]
+    client = callers.client(cluster.nodes[stays.home].port)
+    assert not callers.contender(client, stays.name).call("locked")
+    admin.set(stays.name, "token of stays")
+    moves.move()
+    admin.script_flush()  # so its cleanup needs a second request
+    entries = [(moves.name.encode(), b"token of moves"), (stays.name.encode(), b"token of stays")]
+    callers.run(lambda: clean_up(client, entries))
+    wait_until(lambda: not admin.exists(stays.name), "it is undone")
+
+
 def test_an_attempt_without_an_answer_is_undone_where_ask_has_led(callers: Callers, fast: Any, place: Place) -> None:
     ours, others = (callers.contender(fast, place.name, timeout=FAR_S) for _ in range(2))
     place.begin_move()

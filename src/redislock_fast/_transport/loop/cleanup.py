@@ -44,8 +44,8 @@ class LoopCleanup(Cleanup["LoopServerTransport"]):
         unanswered: list[int] = []
         try:
             await self.server.execute(cleaning_up, CLEANUP_LIMIT_S, [])
-        except Redirected:
-            pass  # no retry mends that: the locks end with their ttl
+        except Redirected:  # no retry mends that: those locks end with their ttl
+            unanswered = sorted(set(cleaning_up.unfinished).difference(cleaning_up.redirected))
         except Exception:  # any: connecting runs users' code, too, for example for credentials
             unanswered = cleaning_up.unfinished
         # Behind the others, as in `ThreadCleanup`.

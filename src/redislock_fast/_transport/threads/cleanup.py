@@ -84,8 +84,8 @@ class ThreadCleanup(Cleanup["ThreadServerTransport"]):
             unanswered: list[int] = []
             try:
                 self.server.run(cleaning_up, max(deadline - clock(), 0.0), [])
-            except Redirected:
-                pass  # no retry mends that: the locks end with their ttl
+            except Redirected:  # no retry mends that: those locks end with their ttl
+                unanswered = sorted(set(cleaning_up.unfinished).difference(cleaning_up.redirected))
             except Exception:  # any: connecting runs users' code, too, for example for credentials
                 unanswered = cleaning_up.unfinished
             # Behind the others, which may be on another node: they must not wait for a dead node.
