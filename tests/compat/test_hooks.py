@@ -6,14 +6,16 @@ Rules: each test passes on both classes, in threads and in each kind of loop, an
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import redis
 from redis.exceptions import LockError, LockNotOwnedError
 
+from tests.conftest import Connect
 from tests.support.async_helpers import ASYNC_MODULES
 from tests.support.helpers import MODULES, LockClass, run_script
-from tests.support.worlds import World, awaitable, waited
+from tests.support.worlds import IN_THREADS, World, awaitable, waited
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -355,3 +357,18 @@ def test_hooks_patched_on_a_class_are_used_until_the_patch_ends(
     with lock:
         assert [b"name"] == client.keys()
     assert [] == client.keys()
+
+
+@IN_THREADS
+@pytest.mark.parametrize(("setting", "value"), [("name", "other"), ("timeout", 5), ("sleep", 1.0), ("redis", None)])
+def test_settings_patched_on_an_instance_are_restored(
+    lock_class: LockClass, client: redis.Redis, connect: Connect, setting: str, value: Any
+) -> None:
+    lock = lock_class(client, "name", timeout=10)
+    before = getattr(lock, setting)
+    patched = connect(1) if setting == "redis" else value
+    with mock.patch.object(lock, setting, patched):
+        assert patched == getattr(lock, setting)
+    assert before == getattr(lock, setting)
+    with lock:
+        assert [b"name"] == client.keys()

@@ -368,6 +368,12 @@ class LockBase:
         self._cached = None
         self._redis = client
 
+    # `mock.patch.object` deletes what it has set on an object, and sets it anew where it is then missing.
+
+    @redis.deleter
+    def redis(self) -> None:
+        del self._redis
+
     def _follow_pool(self) -> None:
         """Lock where the client's own commands go by now: its pool may have been replaced."""
         pool = self._pool
@@ -385,6 +391,10 @@ class LockBase:
         self._cached = None
         self._name = name
 
+    @name.deleter
+    def name(self) -> None:
+        del self._name
+
     @property
     def timeout(self) -> float | None:
         """The ttl in seconds."""
@@ -399,6 +409,10 @@ class LockBase:
             linger_ms_of(self._linger_ms / 1000, ttl_ms)
         self._ttl_ms = ttl_ms
         self._timeout = timeout
+
+    @timeout.deleter
+    def timeout(self) -> None:
+        del self._timeout
 
     @property
     def wait(self) -> WaitBy:
