@@ -44,6 +44,13 @@ def _parser() -> CommandParser:
     return parser
 
 
+def _open_streams() -> None:
+    """Have a stream where the caller has closed one: Python has None there. The programs that are run get none."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line.
 
@@ -53,6 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    _open_streams()
     arguments = _parser().parse_args(words)
     try:
         code = int(arguments.command(arguments))

@@ -1,0 +1,40 @@
+"""The streams of `redislock`: what a closed one, or one that takes not all, does to its output and exit code."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from redislock_fast import Lock, holders
+from redislock_fast.server import Server
+from tests.support.running import Runs
+from tests.support.waiting import FAR_S
+
+pytestmark = pytest.mark.slow
+
+
+def redirected(how: str) -> tuple[str, ...]:
+    """A command that runs another one with a shell's redirection."""
+    return ("sh", "-c", f'exec "$@" {how}', "sh")
+
+
+def test_exit_code_is_that_of_the_command_where_all_streams_are_closed(runs: Runs, valkey: Server) -> None:
+    tells = "(echo >&1) 2>/dev/null || (read -r line <&0) 2>/dev/null || exit 7"  # where it has none of them, too
+    run = runs(valkey.port, "name", "sh", "-c", tells, wrapper=redirected("<&- >&- 2>&-"))
+    assert run.end() == (7, "", "")
+
+
+def test_look_without_an_output_has_its_exit_code(runs: Runs, valkey: Server, valkey_client: redis.Redis) -> None:
+    looks = [("show", "name"), ("ls",), ("top", "-n", "1")]
+    ends = [runs(valkey.port, *words, command=command, wrapper=redirected(">&-")) for command, *words in looks]
+    assert [run.end()[::2] for run in ends] == [(1, ""), (0, "redislock: no locks\n"), (0, "")]
+
+
+def test_nobody_is_asked_where_the_input_is_closed(runs: Runs, valkey: Server, valkey_client: redis.Redis) -> None:
+    with Lock(valkey_client, "name", timeout=FAR_S) as lock:
+        holder = holders(valkey_client, "name").holder
+        assert holder is not None
+        words = ("name", "--token-id", str(holder.token_id))
+        code, _, errors = runs(valkey.port, *words, command="break", wrapper=redirected("<&-")).end()
+        assert lock.owned()
+    assert (code, errors) == (2, "redislock: there is no terminal to ask: --yes breaks the lock without asking\n")
