@@ -6,6 +6,7 @@ that runs it: it takes the arguments and returns the exit code.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -44,11 +45,16 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _open_streams() -> None:
-    """Have a stream where the caller has closed one: Python has None there. The programs that are run get none."""
+def _prepare_streams() -> None:
+    """Have a stream where the caller has closed one, and an output that takes all characters.
+
+    Python has None for one that is closed. The programs that are run get none.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # its encoding may lack characters of a name
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -60,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    _open_streams()
+    _prepare_streams()
     arguments = _parser().parse_args(words)
     try:
         code = int(arguments.command(arguments))

@@ -38,3 +38,12 @@ def test_nobody_is_asked_where_the_input_is_closed(runs: Runs, valkey: Server, v
         code, _, errors = runs(valkey.port, *words, command="break", wrapper=redirected("<&-")).end()
         assert lock.owned()
     assert (code, errors) == (2, "redislock: there is no terminal to ask: --yes breaks the lock without asking\n")
+
+
+def test_characters_that_the_encoding_of_the_output_lacks_are_escaped(
+    runs: Runs, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    ascii_only = {"PYTHONIOENCODING": "ascii"}
+    with Lock(valkey_client, "h\xe9ld \u65e5", timeout=FAR_S):
+        code, output, errors = runs(valkey.port, command="ls", environment=ascii_only).end()
+    assert (code, errors, output.splitlines()[1].split("  ")[0]) == (0, "", r"h\xe9ld \u65e5")
