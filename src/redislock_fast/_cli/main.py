@@ -81,9 +81,11 @@ def main(words: Sequence[str] | None = None) -> int:
         message, code = f"no server: {error}", Exit.NO_SERVER
     except RedisError as error:
         message, code = str(error), Exit.OWN_FAULT
-    except BrokenPipeError:  # whoever read the output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
+    except OSError as error:  # by the output: redis-py's errors of the network are no OSErrors
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the end of Python would fail, too
+        if isinstance(error, BrokenPipeError):  # whoever read the output has enough
+            return Exit.OK
+        message, code = str(error), Exit.OWN_FAULT
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except Exception:  # a bug of ours: Python's own code for it, 1, would be an answer

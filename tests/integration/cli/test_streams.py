@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import redis
 
@@ -47,3 +49,14 @@ def test_characters_that_the_encoding_of_the_output_lacks_are_escaped(
     with Lock(valkey_client, "h\xe9ld \u65e5", timeout=FAR_S):
         code, output, errors = runs(valkey.port, command="ls", environment=ascii_only).end()
     assert (code, errors, output.splitlines()[1].split("  ")[0]) == (0, "", r"h\xe9ld \u65e5")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "JSON"])
+def test_output_that_cannot_be_written_is_told_in_one_line(
+    runs: Runs, valkey: Server, valkey_client: redis.Redis, words: tuple[str, ...]
+) -> None:
+    buffered = {"PYTHONUNBUFFERED": ""}
+    with Lock(valkey_client, "name", timeout=FAR_S):
+        run = runs(valkey.port, *words, command="ls", wrapper=redirected(">/dev/full"), environment=buffered)
+        assert run.end() == (125, "", "redislock: [Errno 28] No space left on device\n")
