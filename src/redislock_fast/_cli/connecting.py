@@ -131,6 +131,7 @@ def _settings(url: str) -> dict[str, Any]:
     if kind is SSLConnection:
         settings.update(_from_environment(_TLS))
     settings["retry"] = Retry(ExponentialBackoff(cap=0.5, base=0.05), 3)
+    settings["decode_responses"] = False  # the commands read bytes, whatever a URL that programs share says
     _checked_host(settings.get("host"))
     try:
         connection: Any = kind(**{name: value for name, value in settings.items() if name != "connection_class"})

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import redis
 
+from redislock_fast import LockLostError, Semaphore
 from redislock_fast.server import Server, free_port, give_back
 from tests.conftest import MakeUser, TlsServer
 from tests.integration.cli.conftest import CANARY, Command
 from tests.support.helpers import REDIS_PY
 from tests.support.sentinels import sentinel_of
+from tests.support.waiting import FAR_S
 
 FREE = 1
 WRONG = 2
@@ -68,6 +71,21 @@ def test_wrong_option_of_a_url_is_named(redislock: Command, url: str, fault: str
     outcome = redislock("show", "name", "--url", url)
     assert (WRONG, "", 1) == (outcome.code, outcome.out, len(outcome.err.splitlines()))
     assert f"the URL is wrong: {fault}" in outcome.err
+
+
+def test_url_of_a_program_that_decodes_serves_the_commands(
+    redislock: Command, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    url = f"{valkey.url}?decode_responses=true"
+    permit = Semaphore(valkey_client, "name", 1, timeout=FAR_S).acquire()
+    assert permit is not None
+    looks = [redislock(*words, "--url", url) for words in (("ls",), ("top", "-n", 1), ("show", "name"))]
+    token_id = redislock("show", "name", "--json", "--url", url).objects[0]["holders"][0]["token_id"]
+    broken = redislock("break", "name", "--token-id", token_id, "--yes", "--url", url)
+    assert [0, 0, 0, 0] == [outcome.code for outcome in (*looks, broken)]
+    assert [True, True] == ["1 permits" in look.out for look in looks[:2]]
+    with pytest.raises(LockLostError):
+        permit.release()
 
 
 @pytest.mark.parametrize(
