@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class Scan:
 
     def __init__(self, servers: list[redis.Redis], pattern: str | None) -> None:
         self._servers = servers
-        self._pattern = pattern
+        self._pattern = None if pattern is None else os.fsencode(pattern)
         self._left: list[redis.Redis] = []
         self._cursors = dict(_BEGIN)
         self.denied = 0

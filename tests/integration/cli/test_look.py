@@ -89,6 +89,12 @@ def test_ls_lists_locks_and_no_other_keys(redislock: Command, client: redis.Redi
     assert [("theirs", "unknown")] == [(row["name"], row["holder"]["kind"]) for row in matching.objects]
 
 
+def test_pattern_may_have_bytes_that_are_no_text(redislock: Command, client: redis.Redis) -> None:
+    with Lock(client, ODD), Lock(client, "other"):
+        found = redislock("ls", os.fsdecode(b"*\xff"), "--json")
+    assert (0, [r"two\nlines \xff"]) == (found.code, [row["name"] for row in found.objects])
+
+
 def test_ls_says_that_there_are_no_locks(redislock: Command, client: redis.Redis) -> None:
     empty = redislock("ls")
     client.set("theirs", "0123456789abcdef" * 2)
