@@ -151,17 +151,25 @@ def _is_number(reply: object) -> bool:
 
 @contextlib.contextmanager
 def _screen(as_json: bool) -> Iterator[Callable[[list[_Seen], Scan], None]]:
-    """Give a function that shows one look as JSON, on a screen that changes (where rich is installed), or as text."""
+    """Give a function that shows one look as JSON, on a screen that changes (where that is possible), or as text."""
     is_terminal = sys.stdout.isatty()
-    rich = importlib.util.find_spec("rich") if is_terminal and not as_json else None
+    console = _console() if is_terminal and not as_json else None
     if as_json:
         yield lambda seen, scan: print_json({"complete": scan.is_complete, "locks": [_object(one) for one in seen]})
-    elif rich is None:
+    elif console is None:
         yield lambda seen, scan: print(_text(seen, scan, is_terminal), end="\n\n", flush=True)
     else:
         live, text = importlib.import_module("rich.live"), importlib.import_module("rich.text")
-        with live.Live(screen=True, auto_refresh=False) as screen:
+        with live.Live(console=console, screen=True, auto_refresh=False) as screen:
             yield lambda seen, scan: screen.update(text.Text(_text(seen, scan, is_terminal)), refresh=True)
+
+
+def _console() -> Any:
+    """The terminal, if a screen on it can change; None if it cannot, or rich is not installed."""
+    if importlib.util.find_spec("rich") is None:
+        return None
+    console: Any = importlib.import_module("rich.console").Console()
+    return console if console.is_terminal and not console.is_dumb_terminal else None
 
 
 def _object(seen: _Seen) -> dict[str, Any]:

@@ -91,6 +91,18 @@ def test_terminal_gets_a_screen_that_changes_and_lines_without_rich(
     assert "\x1b" not in terminal.getvalue()[len(screen) :]
 
 
+def test_terminal_whose_screen_cannot_change_gets_lines(
+    redislock: Command, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    with Lock(client, "name", timeout=FAR_S):
+        monkeypatch.setattr(sys, "stdout", terminal)
+        redislock("top", "-n", 1)
+    assert ["name"] == [line.split()[0] for line in terminal.getvalue().splitlines()[2:3]]
+
+
 def test_look_fits_into_the_terminal(redislock: Command, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["invoice:17", f"invoice:{'x' * 90}:end"]
     holder = f":{os.getpid()}"
