@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import itertools
 import shutil
+import signal
 import sys
 import time
 from collections import defaultdict
@@ -160,7 +161,7 @@ def _screen(as_json: bool) -> Iterator[Callable[[list[_Seen], Scan], None]]:
         yield lambda seen, scan: print(_text(seen, scan, is_terminal), end="\n\n", flush=True)
     else:
         live, text = importlib.import_module("rich.live"), importlib.import_module("rich.text")
-        with live.Live(console=console, screen=True, auto_refresh=False) as screen:
+        with _ended_by_term(), live.Live(console=console, screen=True, auto_refresh=False) as screen:
             yield lambda seen, scan: screen.update(text.Text(_text(seen, scan, is_terminal)), refresh=True)
 
 
@@ -170,6 +171,16 @@ def _console() -> Any:
         return None
     console: Any = importlib.import_module("rich.console").Console()
     return console if console.is_terminal and not console.is_dumb_terminal else None
+
+
+@contextlib.contextmanager
+def _ended_by_term() -> Iterator[None]:
+    """Let SIGTERM, as of `timeout(1)`, end the block as an exception does: the terminal gets its screen back."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _object(seen: _Seen) -> dict[str, Any]:

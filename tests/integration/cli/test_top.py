@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -128,6 +130,25 @@ def test_no_locks_are_said_to_be_none(redislock: Command, client: redis.Redis) -
     theirs = redislock("top", "-n", 1)
     assert (0, ["no locks"]) == (empty.code, empty.out.split("\n")[1:2])
     assert (0, True) == (theirs.code, "1 keys (PATTERN '*' shows them)" in theirs.out)
+
+
+@pytest.mark.slow
+def test_terminal_gets_its_screen_back_after_a_signal(client: redis.Redis) -> None:
+    pytest.importorskip("rich")
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    words = [sys.executable, "-m", "redislock_fast", "top"]
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while b"no locks" not in shown:
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while more := os.read(ours, 4096):
+                shown += more
+    os.close(ours)
+    assert (process.returncode, shown.endswith(b"\x1b[?1049l")) == (128 + signal.SIGTERM, True)
 
 
 @pytest.mark.slow
