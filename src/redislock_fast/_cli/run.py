@@ -122,12 +122,12 @@ def _run(arguments: argparse.Namespace) -> int:
     client = client_of(arguments)
     introduce_as(f"redislock:{PurePath(words[0]).name}")
     began = clock()
+    if _is_done(client, arguments):  # before signals are caught: they end this, too, if the server is silent
+        return Exit.OK
     signals = Signals()
     lock_name: str = arguments.name
     what = f"the lock {lock_name!r}" if arguments.limit is None else f"the permit of the semaphore {lock_name!r}"
     guard = Guard(what, signals, arguments.ttl_s, kills=arguments.on_lost == "kill")
-    if _is_done(client, arguments):
-        return Exit.OK
     try:
         lock = _acquired(client, arguments, signals, guard)
     except Interrupted as interrupt:

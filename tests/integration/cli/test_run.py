@@ -249,6 +249,16 @@ def test_it_is_the_job_of_once(runs: Runs, valkey: Server, valkey_client: redis.
     assert valkey_client.exists(DONE)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 128 + signal.SIGINT)])
+def test_signal_ends_the_question_whether_it_is_done(runs: Runs, valkey: Server, number: int, code: int) -> None:
+    with Proxy(valkey.port) as proxy:
+        proxy.hold_from("EVALSHA")
+        run = runs(proxy.port, *ONCE, "name", "echo", "runs")
+        proxy.wait_for_request("EVALSHA")
+        run.send(number)
+        assert run.end() == (code, "", "")
+
+
 # --limit: so many commands at once
 
 
