@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from redis.exceptions import AuthenticationError, RedisClusterException, RedisError
+from redis.exceptions import AskError, AuthenticationError, RedisClusterException, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
@@ -79,6 +79,9 @@ def main(words: Sequence[str] | None = None) -> int:
         message, code = "no server: no sentinel names a primary for this service", Exit.NO_SERVER
     except (RedisConnectionError, RedisTimeoutError, RedisClusterException) as error:
         message, code = f"no server: {error}", Exit.NO_SERVER
+    except AskError:  # and MovedError, whose text is a slot and an address
+        message = "this server is a node of a cluster, and another one has the key: use a URL with redis+cluster://"
+        code = Exit.OWN_FAULT
     except RedisError as error:
         message, code = str(error), Exit.OWN_FAULT
     except OSError as error:  # by the output: redis-py's errors of the network are no OSErrors

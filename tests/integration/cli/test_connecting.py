@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -11,6 +12,7 @@ from redislock_fast import LockLostError, Semaphore
 from redislock_fast.server import Server, free_port, give_back
 from tests.conftest import MakeUser, TlsServer
 from tests.integration.cli.conftest import CANARY, Command
+from tests.support.clusters import Cluster
 from tests.support.helpers import REDIS_PY
 from tests.support.sentinels import sentinel_of
 from tests.support.waiting import FAR_S
@@ -18,6 +20,7 @@ from tests.support.waiting import FAR_S
 FREE = 1
 WRONG = 2
 NO_SERVER = 69
+REFUSED = 125
 
 
 LEAVES_SOCKETS = pytest.mark.filterwarnings(
@@ -138,3 +141,14 @@ def test_sentinels_name_the_server(redislock: Command, valkey: Server, tmp_path:
         assert FREE == redislock("show", "name", "--url", url).code
         unknown = redislock("show", "name", "--url", f"redis+sentinel://127.0.0.1:{sentinel.port}/other/0")
     assert (NO_SERVER, 1) == (unknown.code, len(unknown.err.splitlines()))
+
+
+@pytest.mark.parametrize("cluster", ["valkey"], indirect=True)
+def test_node_of_a_cluster_says_that_another_one_has_the_key(
+    redislock: Command, cluster: Cluster, cluster_client: redis.RedisCluster
+) -> None:
+    client: Any = cluster_client
+    name = next(name for name in map(str, range(1000)) if client.get_node_from_key(name).port != cluster.port)
+    outcome = redislock("show", name, "--url", f"redis://127.0.0.1:{cluster.port}")
+    assert (REFUSED, "", 1) == (outcome.code, outcome.out, len(outcome.err.splitlines()))
+    assert "use a URL with redis+cluster://" in outcome.err
