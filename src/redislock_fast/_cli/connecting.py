@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -87,7 +88,7 @@ def client_of(arguments: argparse.Namespace) -> Client:
             raise ValueError("an unknown topology")
         settings = _settings(f"{encryption}://{rest}")
         return _cluster(settings) if topology else redis.Redis.from_pool(redis.ConnectionPool(**settings))
-    except (ValueError, TypeError, LookupError):  # which may quote the URL
+    except (ValueError, OverflowError, TypeError, LookupError):  # which may quote the URL
         fault = _wrong_option(encryption, rest.partition("?")[2]) or _FORMS
         raise CommandError(f"the URL is wrong: {fault}", arguments.usage_code) from None
 
@@ -105,7 +106,7 @@ def _wrong_option(scheme: str, query: str) -> str | None:
             _settings(f"{scheme}://localhost?{urlencode([option] if name else [])}")
         except TypeError:
             return f"there is no option {name!r}"
-        except (ValueError, LookupError):
+        except (ValueError, OverflowError, LookupError):
             return f"its option {name!r} cannot have this value" if name else None
     return None
 
@@ -122,6 +123,7 @@ def _settings(url: str) -> dict[str, Any]:
 
     Raises:
         ValueError: it is no URL of a server.
+        OverflowError: it has a time that is too long.
         TypeError: it has an option that connections do not have.
         LookupError: it names an encoding that does not exist.
     """
@@ -133,6 +135,9 @@ def _settings(url: str) -> dict[str, Any]:
     settings["retry"] = Retry(ExponentialBackoff(cap=0.5, base=0.05), 3)
     settings["decode_responses"] = False  # the commands read bytes, whatever a URL that programs share says
     _checked_host(settings.get("host"))
+    with socket.socket() as probe:
+        for name in _PATIENCE:
+            probe.settimeout(settings[name])
     try:
         connection: Any = kind(**{name: value for name, value in settings.items() if name != "connection_class"})
     except RedisError as error:
@@ -156,6 +161,13 @@ def _from_environment(names: dict[str, str]) -> dict[str, str]:
 
 
 def _cluster(settings: dict[str, Any]) -> redis.RedisCluster:
+    """The client of a cluster.
+
+    Raises:
+        ValueError: there is no host, or a unix socket in its place.
+    """
+    if "host" not in settings:
+        raise ValueError("no host")
     settings.pop("db", None)  # a cluster has no other than 0
     encrypted = settings.pop("connection_class") is SSLConnection
     return redis.RedisCluster(ssl=encrypted, **settings)
