@@ -26,6 +26,7 @@ __all__ = [
     "name",
     "prepare",
     "seconds",
+    "time_kept",
     "ttl",
     "words_of",
 ]
@@ -72,6 +73,11 @@ def ttl(text: str) -> float:
     number = float(text)
     positive_ms(number, "ttl")
     return number
+
+
+def time_kept(text: str) -> float:
+    """Read for how long the lock is kept at least: 0, or a ttl; as `seconds` does."""
+    return ttl(text) if seconds(text) else 0.0
 
 
 def exit_code(text: str) -> int:

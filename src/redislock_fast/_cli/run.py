@@ -24,6 +24,7 @@ from redislock_fast._cli.holding import (
     finish,
     prepare,
     seconds,
+    time_kept,
     ttl,
     words_of,
 )
@@ -68,7 +69,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--at-least",
         dest="at_least_s",
-        type=seconds,
+        type=time_kept,
         default=0.0,
         metavar="SECONDS",
         help="keep the lock so long, also if the program ends earlier",

@@ -29,6 +29,7 @@ from tests.support.helpers import run_script
         (["-w", "nan", "name", "true"], "argument -w: nan is no time"),
         (["-t", "0", "name", "true"], "argument -t: invalid ttl value: '0'"),
         (["--at-least", "-1", "name", "true"], "argument --at-least: -1 is no time"),
+        (["--at-least", "1e15", "name", "true"], "argument --at-least: invalid time_kept value: '1e15'"),
         (["n\udcff", "true"], "argument NAME: invalid name value: 'n\\udcff'"),
         (["--once-done", "0", "name", "true"], "argument --once-done: invalid ttl value: '0'"),
         (["-E", "256", "name", "true"], "argument -E: 256 is not between 0 and 255"),
