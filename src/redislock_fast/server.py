@@ -262,7 +262,7 @@ def _main(words: list[str] | None = None) -> int:
             print(running.url, flush=True)
             if running.process is not None:
                 running.process.wait()
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
     except KeyboardInterrupt:
         pass

@@ -189,7 +189,7 @@ def test_command_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None
     assert all(word in text for word in (*KINDS, "--port"))
 
 
-@pytest.mark.parametrize("kind", ["memcached", "/no/such/binary"])
+@pytest.mark.parametrize("kind", ["memcached", "/no/such/binary", "/usr"])
 def test_command_tells_errors_in_one_line(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     with pytest.raises(SystemExit) as end:
         _main([kind])
