@@ -144,10 +144,13 @@ class Scan:
         pipeline.time()
         for name in names:
             pipeline.zrange(name, 0, 0)  # by the token, it is one of ours
-        (seconds, microseconds), *firsts = pipeline.execute(raise_on_error=False)
+        time, *firsts = pipeline.execute(raise_on_error=False)
         self.denied += sum(isinstance(reply, NoPermissionError) for reply in firsts)
         found = [name for name, first in zip(names, firsts, strict=True) if _is_of_permits(first)]
-        now_ms = seconds * 1000 + microseconds // 1000
+        if isinstance(time, ResponseError):  # which of the permits have ended is not known
+            self.denied += len(found)
+            return []
+        now_ms = time[0] * 1000 + time[1] // 1000
         for name in found:
             queue, _, limit = permit_keys(name)
             pipeline.zcount(name, f"({now_ms}", "+inf")
@@ -166,7 +169,8 @@ class Scan:
             pipeline.getrange(name, 0, TOKEN_BYTES + 1)  # a longer value is no lock's
             pipeline.pttl(name)
         replies: list[Any] = pipeline.execute(raise_on_error=False)
-        self.denied += sum(isinstance(reply, NoPermissionError) for reply in replies[::2])
+        pairs = zip(replies[::2], replies[1::2], strict=True)
+        self.denied += sum(any(isinstance(reply, NoPermissionError) for reply in pair) for pair in pairs)
         found = [
             (name, value, ttl_ms)
             for name, value, ttl_ms in zip(names, replies[::2], replies[1::2], strict=True)

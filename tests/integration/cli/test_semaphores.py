@@ -85,6 +85,28 @@ def test_ls_leaves_out_what_has_ended_and_what_may_not_be_read(
             permit.release()
 
 
+@pytest.mark.parametrize(("rule", "listed"), [("-time", ["lock"]), ("-pttl", ["name"])])
+def test_ls_says_where_a_command_is_denied_that_it_needs(
+    redislock: Command,
+    client: redis.Redis,
+    valkey: Server,
+    permits: list[Permit],
+    acl_user: MakeUser,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: str,
+    listed: list[str],
+) -> None:
+    user = acl_user(valkey, rule)
+    monkeypatch.setenv("REDISLOCK_USERNAME", user.username)
+    monkeypatch.setenv("REDISLOCK_PASSWORD", user.password)
+    client.zadd("board", {"x": 1})
+    with Lock(client, "lock", timeout=FAR_S):
+        outcomes = [redislock("ls", "--json"), redislock("top", "-n", 1)]
+        names = [row["name"] for row in outcomes[0].objects]
+    assert ([0, 0], listed) == ([outcome.code for outcome in outcomes], names)
+    assert "redislock: 1 keys could not be read: this user may not\n" == outcomes[0].err
+
+
 def test_show_tells_holders_their_ends_and_the_queue(
     redislock: Command, client: redis.Redis, semaphore: Semaphore, permits: list[Permit]
 ) -> None:
