@@ -40,18 +40,24 @@ def look_at(client: Client, name: bytes) -> LockReport | PermitReport:
     """Read a lock, or a semaphore if the key is one's, or has an operator's limit.
 
     Sends what `holders` sends; where no lock is held there, also `ZRANGE`, and what `Semaphore.status` sends.
+
+    Raises:
+        redis.exceptions.NoPermissionError: the user may not read the lock, or the permits of the semaphore.
     """
     report = holders(client, name)
     if report.holder is not None and report.holder.token_id is not None:
         return report
     transport = transport_of(client)
     reading = ReadPermits(transport.encoding.key_of(name))
+    first: Any = []
     try:
-        first: Any = client.zrange(name, 0, 0)  # not all of it: it may be anything
+        first = client.zrange(name, 0, 0)  # not all of it: it may be anything
         if not all(map(is_permit, first)):
             return report
         transport.execute(reading)
     except ResponseError:  # another kind of key, or the user may not read it so
+        if first:  # a semaphore's, which must not be taken for a lock
+            raise
         return report
     if reading.limit is None and not reading.holders:
         return report

@@ -107,6 +107,17 @@ def test_ls_says_where_a_command_is_denied_that_it_needs(
     assert "redislock: 1 keys could not be read: this user may not\n" == outcomes[0].err
 
 
+def test_semaphore_that_may_not_be_read_is_taken_for_no_lock(
+    redislock: Command, client: redis.Redis, valkey: Server, permits: list[Permit], acl_user: MakeUser
+) -> None:
+    user = acl_user(valkey, "-time")
+    url = f"redis://{user.username}:{user.password}@127.0.0.1:{valkey.port}"
+    shown = redislock("show", "name", "--url", url)
+    broken = redislock("break", "name", "--token-id", "0" * 12, "--yes", "--url", url)
+    assert [(125, "")] * 2 == [(outcome.code, outcome.out) for outcome in (shown, broken)]
+    assert [True, True] == ["'time' command" in outcome.err for outcome in (shown, broken)]
+
+
 def test_show_tells_holders_their_ends_and_the_queue(
     redislock: Command, client: redis.Redis, semaphore: Semaphore, permits: list[Permit]
 ) -> None:
