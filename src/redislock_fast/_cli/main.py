@@ -57,6 +57,15 @@ def _prepare_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # its encoding may lack characters of a name
 
 
+def _settle_streams() -> None:
+    """Drop what the output and errors do not take: else the end of Python fails at it, and its exit code is 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run a command line.
 
@@ -67,6 +76,14 @@ def main(words: Sequence[str] | None = None) -> int:
         The exit code.
     """
     _prepare_streams()
+    try:
+        return _run(words)
+    finally:
+        _settle_streams()
+
+
+def _run(words: Sequence[str] | None) -> int:
+    """Run the command, and tell its error. Returns the exit code."""
     arguments = _parser().parse_args(words)
     try:
         code = int(arguments.command(arguments))
@@ -84,10 +101,9 @@ def main(words: Sequence[str] | None = None) -> int:
         code = Exit.OWN_FAULT
     except RedisError as error:
         message, code = str(error), Exit.OWN_FAULT
+    except BrokenPipeError:  # whoever read the output has enough
+        return Exit.OK
     except OSError as error:  # by the output: redis-py's errors of the network are no OSErrors
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the end of Python would fail, too
-        if isinstance(error, BrokenPipeError):  # whoever read the output has enough
-            return Exit.OK
         message, code = str(error), Exit.OWN_FAULT
     except KeyboardInterrupt:
         return Exit.INTERRUPTED

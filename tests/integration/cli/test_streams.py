@@ -60,3 +60,14 @@ def test_output_that_cannot_be_written_is_told_in_one_line(
     with Lock(valkey_client, "name", timeout=FAR_S):
         run = runs(valkey.port, *words, command="ls", wrapper=redirected(">/dev/full"), environment=buffered)
         assert run.end() == (125, "", "redislock: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_message_that_cannot_be_written_leaves_the_exit_code_alone(
+    runs: Runs, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    full, buffered = redirected("2>/dev/full"), {"PYTHONUNBUFFERED": ""}
+    with Lock(valkey_client, "name", timeout=FAR_S):
+        refused = [("-n", "name", "true"), ("-n", "--skip-ok", "name", "true"), ("--bogus", "name", "true")]
+        ends = [runs(valkey.port, *words, wrapper=full, environment=buffered).end() for words in refused]
+    assert ends == [(75, "", ""), (0, "", ""), (125, "", "")]
