@@ -46,15 +46,16 @@ def _parser() -> CommandParser:
 
 
 def _prepare_streams() -> None:
-    """Have a stream where the caller has closed one, and an output that takes all characters.
+    """Have a stream where the caller has closed one, an input of any bytes, and an output of any characters.
 
     Python has None for one that is closed. The programs that are run get none.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # its encoding may lack characters of a name
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # the encoding may lack characters of a name
 
 
 def _settle_streams() -> None:

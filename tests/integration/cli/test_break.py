@@ -85,13 +85,13 @@ def test_break_without_an_id_says_where_it_stands(redislock: Command) -> None:
     assert "NAME --token-id ID" in redislock("break", "--help").out
 
 
-@pytest.mark.parametrize(("text", "code"), [("y", 0), ("Yes", 0), ("n", 1), ("", 1)])
+@pytest.mark.parametrize(("text", "code"), [("y", 0), ("Yes", 0), ("n", 1), ("", 1), ("\udcff", 1)])
 def test_terminal_is_asked(
     redislock: Command, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, text: str, code: int
 ) -> None:
     assert Lock(client, "name", timeout=FAR_S).acquire()
     ours, theirs = pty.openpty()
-    with os.fdopen(ours, "w") as keyboard, os.fdopen(theirs) as terminal:
+    with os.fdopen(ours, "w", errors="surrogateescape") as keyboard, os.fdopen(theirs) as terminal:
         keyboard.write(f"{text}\n")
         keyboard.flush()
         monkeypatch.setattr(sys, "stdin", terminal)
