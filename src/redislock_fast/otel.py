@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from redislock_fast._lease import metrics
 from redislock_fast._observe.recorder import BOUNDS_S, METRICS, Count, Metric, Recorder, prefix_of
@@ -29,17 +31,24 @@ logger = logging.getLogger(__name__)
 _UNSET = ("_ProxyMeterProvider", "NoOpMeterProvider")
 """The classes of what `get_meter_provider` returns where the program has set none."""
 
+_outputs: WeakKeyDictionary[Any, _Output] = WeakKeyDictionary()
+"""By provider. Its meter makes each instrument once, and later ones of the same name keep the callback of the first."""
+
 _installed: list[Recorder] = []
 _undecided = [True]  # empty once `install` or `uninstall` was called, or a thread has found a provider
 
 
 class _Output:
-    """The instruments of a meter. Counters and gauges are read by callbacks: `recorder` has the gauges' values."""
+    """The instruments of a meter. Counters and gauges are read by callbacks.
 
-    recorder: Recorder
+    Attributes:
+        recorders: have the gauges' values: those of locks from before another one was installed, too.
+    """
+
     sets_gauges = False
 
     def __init__(self, meter: Any) -> None:
+        self.recorders: list[Recorder] = []
         self._histograms: dict[Metric, Any] = {}
         self._counts: dict[Metric, dict[tuple[str, ...], Count]] = {}
         for metric in METRICS:
@@ -57,12 +66,15 @@ class _Output:
     def _values(self, metric: Metric, _options: CallbackOptions) -> Iterable[Observation]:
         from opentelemetry.metrics import Observation  # noqa: PLC0415  # of a package that may be missing
 
+        values: Counter[tuple[str, ...]] = Counter()
         if metric.kind == "gauge":
-            values: list[tuple[tuple[str, ...], int]] = [*self.recorder.values(metric)]
+            for recorder in self.recorders:
+                for labels, value in recorder.values(metric):
+                    values[labels] += value
         else:
             metrics.report_waiting()
-            values = [(labels, count.value) for labels, count in list(self._counts[metric].items())]
-        return [Observation(value, dict(zip(metric.labels, labels, strict=True))) for labels, value in values]
+            values.update({labels: count.value for labels, count in list(self._counts[metric].items())})
+        return [Observation(value, dict(zip(metric.labels, labels, strict=True))) for labels, value in values.items()]
 
     def observer(self, metric: Metric, labels: tuple[str, ...]) -> Callable[[float], object]:
         return partial(self._histograms[metric].record, attributes=dict(zip(metric.labels, labels, strict=True)))
@@ -92,10 +104,13 @@ def install(meter_provider: MeterProvider | None = None, name_template: Callable
 
         meter_provider = get_meter_provider()
     uninstall()
-    output = _Output(meter_provider.get_meter("redislock_fast", __version__))
-    output.recorder = Recorder(output, name_template)
-    _installed.append(output.recorder)
-    metrics.install(output.recorder)
+    output = _outputs.get(meter_provider)
+    if output is None:
+        output = _outputs[meter_provider] = _Output(meter_provider.get_meter("redislock_fast", __version__))
+    recorder = Recorder(output, name_template)
+    output.recorders.append(recorder)
+    _installed.append(recorder)
+    metrics.install(recorder)
 
 
 def uninstall() -> None:

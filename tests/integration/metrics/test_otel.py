@@ -10,6 +10,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
+from redis.exceptions import LockNotOwnedError
 
 import redislock_fast.otel
 import redislock_fast.prometheus
@@ -18,6 +19,7 @@ from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, run_script
 from tests.support.holding import Holders
 from tests.support.waiting import FAR_S, LATE, until_queued
+from tests.support.worlds import World
 
 Points = dict[str, list[Any]]
 
@@ -25,10 +27,20 @@ REASONS = ("expired", "taken", "deleted", "server_gone", "stalled")
 
 
 @pytest.fixture
-def recorded() -> Iterator[Callable[[], Points]]:
+def reader() -> InMemoryMetricReader:
+    """Reads what the provider is told."""
+    return InMemoryMetricReader()
+
+
+@pytest.fixture
+def provider(reader: InMemoryMetricReader) -> MeterProvider:
+    """A meter provider of the test's own."""
+    return MeterProvider([reader])
+
+
+@pytest.fixture
+def recorded(reader: InMemoryMetricReader, provider: MeterProvider) -> Iterator[Callable[[], Points]]:
     """A function that returns what was recorded of the test's locks until now, by metric."""
-    reader = InMemoryMetricReader()
-    provider = MeterProvider([reader])
     redislock_fast.otel.install(provider)
 
     def read() -> Points:
@@ -77,6 +89,41 @@ def test_both_outputs_may_be_used_at_once(recorded: Callable[[], Points], holder
     redislock_fast.prometheus.uninstall()
     assert [point.value for point in recorded()["redislock.held"]] == [1]
     assert registry.get_sample_value("redislock_held", {"name": "name", "kind": "lock"}) is None
+
+
+def test_what_is_installed_again_records_by_the_new_names(
+    recorded: Callable[[], Points], provider: MeterProvider, world: World, valkey: Server, connect: Connect
+) -> None:
+    """The first lock may have found the provider before the program chooses the names."""
+    admin = connect(valkey.port)
+
+    def held_by_name() -> dict[str, int]:
+        return {point.attributes["name"]: point.value for point in recorded()["redislock.held"]}
+
+    def lose(lock: Any) -> None:
+        admin.delete(lock.name)
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+
+    before = world.lock(world.connect(valkey.port), "name:1", timeout=FAR_S)
+    before.acquire()
+    redislock_fast.otel.install(provider, lambda name: name)
+    after = [world.lock(world.connect(valkey.port), name, timeout=FAR_S) for name in ("name", "name:2")]
+    for lock in after:
+        lock.acquire()
+    assert held_by_name() == {"name": 2, "name:2": 1}
+    for lock in (before, *after):
+        lose(lock)
+    assert held_by_name() == {"name": 0, "name:2": 0}
+    points = recorded()
+    assert {(point.attributes["name"], point.value) for point in points["redislock.lost"] if point.value} == {
+        ("name", 2),
+        ("name:2", 1),
+    }
+    assert {point.attributes["name"]: point.count for point in points["redislock.hold.duration"]} == {
+        "name": 2,
+        "name:2": 1,
+    }
 
 
 PROGRAM = """
@@ -132,6 +179,12 @@ def test_locks_that_are_made_once_a_provider_is_set_are_recorded(valkey: Server)
 
 def test_a_program_may_choose_the_names(valkey: Server) -> None:
     chosen = "import redislock_fast.otel; redislock_fast.otel.install(name_template=lambda name: name[:2])"
+    assert _printed(valkey.port, chosen) == str([(metric, "na") for metric, _ in RECORDED])
+
+
+def test_a_program_may_choose_the_names_once_a_lock_is_recorded(valkey: Server) -> None:
+    chosen = "redislock_fast.Lock(client, 'first')\nimport redislock_fast.otel\n"
+    chosen += "redislock_fast.otel.install(name_template=lambda name: name[:2])"
     assert _printed(valkey.port, chosen) == str([(metric, "na") for metric, _ in RECORDED])
 
 
