@@ -90,8 +90,14 @@ class _Output:
         self._registry = registry
         self.sets_gauges = _is_multiprocess()
         self.refreshing = _Refreshing()
+        self._metrics: dict[Metric, Any] = {}
         registry.register(self.refreshing)
-        self._metrics: dict[Metric, Any] = {metric: _made(metric, registry) for metric in METRICS}
+        try:
+            for metric in METRICS:
+                self._metrics[metric] = _made(metric, registry)
+        except BaseException:
+            self.end()
+            raise
 
     def observer(self, metric: Metric, labels: tuple[str, ...]) -> Callable[[float], object]:
         observe: Callable[[float], object] = self._metrics[metric].labels(*labels).observe

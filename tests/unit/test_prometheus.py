@@ -7,9 +7,10 @@ from typing import Any
 
 import prometheus_client
 import pytest
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
+import redislock_fast.prometheus
 from redislock_fast._observe.recorder import ACQUIRE, BOUNDS_S
 from redislock_fast.prometheus import _Histogram
 
@@ -44,3 +45,14 @@ def test_a_histogram_is_exposed_as_one_of_prometheus_client(
     assert generate(ours) == generate(theirs)
     with pytest.raises(ValueError, match="Duplicated"):
         ours.register(_Histogram(ACQUIRE))
+
+
+def test_an_install_that_fails_leaves_nothing_in_the_registry() -> None:
+    registry = CollectorRegistry()
+    theirs = Gauge("redislock_held", "of the program", registry=registry)
+    with pytest.raises(ValueError, match="redislock_held"):
+        redislock_fast.prometheus.install(registry)
+    assert [family.name for family in registry.collect()] == ["redislock_held"]
+    registry.unregister(theirs)
+    redislock_fast.prometheus.install(registry)
+    redislock_fast.prometheus.uninstall()
