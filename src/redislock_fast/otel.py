@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from redislock_fast._lease import metrics
 from redislock_fast._observe.recorder import BOUNDS_S, METRICS, Count, Metric, Recorder, prefix_of
+from redislock_fast._observe.turns import in_turn
 from redislock_fast._version import __version__
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ class _Output:
         return [Observation(value, dict(zip(metric.labels, labels, strict=True))) for labels, value in values.items()]
 
     def observer(self, metric: Metric, labels: tuple[str, ...]) -> Callable[[float], object]:
-        return partial(self._histograms[metric].record, attributes=dict(zip(metric.labels, labels, strict=True)))
+        attributes = dict(zip(metric.labels, labels, strict=True))
+        return partial(in_turn, partial(self._histograms[metric].record, attributes=attributes))
 
     def count(self, metric: Metric, labels: tuple[str, ...], number: int = 1) -> None:
         self._counts[metric].setdefault(labels, Count()).add(number)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -20,6 +21,7 @@ from prometheus_client.core import HistogramMetricFamily
 
 from redislock_fast._lease import metrics
 from redislock_fast._observe.recorder import BOUNDS_S, METRICS, Durations, Metric, Recorder, prefix_of
+from redislock_fast._observe.turns import in_turn
 from redislock_fast._util import fork
 
 __all__ = ["install", "uninstall"]
@@ -100,10 +102,18 @@ class _Output:
             raise
 
     def observer(self, metric: Metric, labels: tuple[str, ...]) -> Callable[[float], object]:
-        observe: Callable[[float], object] = self._metrics[metric].labels(*labels).observe
-        return observe
+        histogram = self._metrics[metric]
+        if isinstance(histogram, _Histogram):  # it has no mutex
+            return histogram.labels(*labels).observe
+        return partial(in_turn, self._observe, metric, labels)
+
+    def _observe(self, metric: Metric, labels: tuple[str, ...], seconds: float) -> None:
+        self._metrics[metric].labels(*labels).observe(seconds)
 
     def count(self, metric: Metric, labels: tuple[str, ...], number: int = 1) -> None:
+        in_turn(self._increase, metric, labels, number)
+
+    def _increase(self, metric: Metric, labels: tuple[str, ...], number: int) -> None:
         self._metrics[metric].labels(*labels).inc(number)
 
     def set(self, metric: Metric, labels: tuple[str, ...], value: int) -> None:

@@ -374,6 +374,13 @@ FAULTS = (
         "tests/integration/metrics/test_storms.py::test_interrupt_at_any_line_leaves_nothing_counted[plain]",
     ),
     Fault(
+        "report of a signal handler waits for a metrics library that it has interrupted",
+        "_observe/turns.py",
+        "        calls.append((call, args))\n",
+        "        call(*args)\n",
+        "tests/unit/observe/test_turns.py::test_what_comes_in_the_midst_of_a_call_is_called_after_it",
+    ),
+    Fault(
         "loop that hangs keeps its locks",
         "_renewal/off_loop.py",
         "elif watch.stalled_s(now) >= lease.max_stall_s:",

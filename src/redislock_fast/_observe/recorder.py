@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache, partial
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from redislock_fast._lease.metrics import ObserverByKind, report_waiting
 from redislock_fast._lease.prolonging import mutex
-from redislock_fast._util import fork, patching
+from redislock_fast._observe.turns import in_turn
+from redislock_fast._util import fork
 from redislock_fast._util.errors import LossReason
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Durations:
 
 
 class Output(Protocol):
-    """Where the values go. Labels are given in the order of `Metric.labels`."""
+    """Where the values go, without waiting: see `in_turn`. Labels are given in the order of `Metric.labels`."""
 
     @property
     def sets_gauges(self) -> bool:
@@ -158,7 +158,7 @@ class Output(Protocol):
         """Add a number to a counter, which is there afterwards: also by 0."""
 
     def set(self, metric: Metric, labels: tuple[str, ...], value: int) -> None:
-        """Set a gauge."""
+        """Set a gauge. It is called in turn."""
 
 
 _Observer: TypeAlias = Callable[[float], object]
@@ -199,14 +199,14 @@ class _Holdings:
         return self._observers[None]
 
 
-class Recorder(ObserverByKind, patching.Adaptable):
+class Recorder(ObserverByKind):
     """Records the reports of locks. Another one records those of semaphores, for the same output.
 
     A gauge is the number of holdings or waits that have begun and not ended, each by its serial: one that is reported
     twice, since an interrupt came in between, counts once.
 
-    Thread safety: any thread may report. Each change of a dict or set is one operation. `_mutex` is held while an
-    output's gauge is set, which is after the change, so that the last value is the right one.
+    Thread safety: any thread may report. Each change of a dict or set is one operation. After it, an output's gauge is
+    set in turn, so that the last value is the right one.
 
     Args:
         output: where the values go.
@@ -229,17 +229,11 @@ class Recorder(ObserverByKind, patching.Adaptable):
         self._holdings: dict[str, _Holdings] = {}
         self._gauges: dict[Metric, dict[str, set[int]]] = {HELD: {}, WAITING: {}}
         self._new_cache()
-        self._mutex = threading.RLock()
         self._is_stale = False
         fork.forget_in_child(self)
-        patching.adapt_later(self)
-
-    def adapt(self) -> None:
-        self._mutex = threading.RLock()
 
     def forget(self) -> None:
         """In a forked child: nothing is held, and nobody waits. The output hears of it with the next change."""
-        self._mutex = threading.RLock()
         self._new_cache()
         self._gauges = {metric: {label: set() for label in list(counts)} for metric, counts in self._gauges.items()}
         for label, holdings in list(self._holdings.items()):
@@ -264,20 +258,20 @@ class Recorder(ObserverByKind, patching.Adaptable):
         fork.generation()
         report_waiting()
         for recorder in (self, self.of_semaphores):
-            with recorder._mutex:  # noqa: SLF001  # of this very class
-                recorder._set_all()  # noqa: SLF001  # as above
+            in_turn(recorder._set_all)  # noqa: SLF001  # of this very class
 
     def _set_all(self) -> None:
-        self._is_stale = False
         for metric, counts in self._gauges.items():
             for label, serials in list(counts.items()):  # a signal handler may report
                 self._output.set(metric, (label, self._kind), len(serials))
+        self._is_stale = False
 
     def _set(self, metric: Metric, label: str) -> None:
-        with self._mutex:
-            if self._is_stale:
-                self._set_all()
-            self._output.set(metric, (label, self._kind), len(self._gauges[metric][label]))
+        if self._is_stale:
+            self._set_all()
+        self._is_stale = True  # an interrupt may come before it is set
+        self._output.set(metric, (label, self._kind), len(self._gauges[metric][label]))
+        self._is_stale = False
 
     def _find_label(self, name: str | bytes) -> str:
         label = str(self._name_template(name.decode(errors="replace") if isinstance(name, bytes) else str(name)))
@@ -297,7 +291,7 @@ class Recorder(ObserverByKind, patching.Adaptable):
     def _begin(self, metric: Metric, label: str, serial: int) -> None:
         self._gauges[metric].setdefault(label, set()).add(serial)
         if self._output.sets_gauges:
-            self._set(metric, label)
+            in_turn(self._set, metric, label)
 
     def _end(self, metric: Metric, label: str, serial: int) -> bool:
         """Returns whether it had begun, and had not ended before."""
@@ -307,7 +301,7 @@ class Recorder(ObserverByKind, patching.Adaptable):
                 self._gauges[metric].setdefault(label, set()).remove(serial)
                 was_counted = True
             if self._output.sets_gauges:
-                self._set(metric, label)
+                in_turn(self._set, metric, label)
         except BaseException:  # an interrupt may come before any line, and be logged as an error of the output
             self._gauges[metric][label].discard(serial)
             self._is_stale = True
