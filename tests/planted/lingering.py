@@ -49,7 +49,7 @@ FAULTS = (
     Fault(
         "replies to what was given back are not read where no thread can be started",
         "_linger/threads.py",
-        "            self._confirm_now()\n",
+        "        self._confirm_now()\n",
         "",
         "tests/integration/lock/test_no_threads.py::test_lock_that_cannot_be_renewed_is_not_held[{'linger': 60.0}]",
     ),
@@ -326,8 +326,8 @@ FAULTS = (
     Fault(
         "thread that has ended counts as asleep",
         "_linger/threads.py",
-        "        self._watcher.pop(0, None)\n",
-        "",
+        "        self._watcher.pop(0, None)\n        is_needed",
+        "        is_needed",
         f"{_GIVING_BACK}test_thread_that_sleeps_ends_where_no_key_lingers",
     ),
     Fault(
@@ -394,9 +394,19 @@ FAULTS = (
     Fault(
         "end of a program does not wait for what is being given up",
         "_linger/threads.py",
-        "        while self._is_sweeping and clock() < give_up_at:",
+        "        while self._watcher and clock() < give_up_at:",
         "        while False:",
         f"{_GIVING_BACK}test_end_of_a_program_waits_for_what_the_watching_has_just_taken_out",
+    ),
+    Fault(
+        "exit handler of a program lets a key linger",
+        "_linger/threads.py",
+        "        if _ended:\n            self._do",
+        "        if False:\n            self._do",
+        (
+            "tests/integration/lingering/test_ends.py::"
+            "test_a_program_that_ends_gives_its_keys_back[an exit handler that is called last]"
+        ),
     ),
     Fault(
         "waiter is passed over while others leave",

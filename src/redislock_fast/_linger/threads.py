@@ -82,8 +82,8 @@ _CONFIRM_LIMIT_S = 1.0
 _EXIT_LIMIT_S = 1.0
 """How long a program waits at its end until what lingers is given back, in seconds."""
 
-_LOOKS_AT_SWEEP_EVERY_S = 0.0005
-"""How often it looks meanwhile whether the thread that listens has given up what is due."""
+_LOOKS_AT_WATCHER_EVERY_S = 0.0005
+"""How often it looks meanwhile whether the thread that listens has ended."""
 
 
 class _ThreadWaiter(LocalWaiter):
@@ -121,7 +121,6 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
         self._used_at = 0.0
         self._posted_at = 0.0
         self._sweeps_at = 0.0
-        self._is_sweeping = False
 
     def _post_many(self, connection: Any, requests: list[Args], on_replies: Callable[[list[Reply]], object]) -> None:
         thread, server = threading.get_ident(), self.server
@@ -139,7 +138,9 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
             patching.adapt()
             if patching.in_force is threading.local:  # else this is a thread of the package
                 return  # `resume` has begun it
-        if not self.wake():
+        if _ended:
+            self._do_without_watching()
+        elif not self.wake():
             self._start_watching()
 
     def wake(self) -> bool:
@@ -159,10 +160,14 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
         try:
             watcher.start()
         except RuntimeError:  # no thread can be started, perhaps as the interpreter ends: then nothing may linger
-            self.key_cache.drop_all()
-            self.key_cache.end_watching()
-            self.key_cache.drop_all()  # what another caller has let linger meanwhile
-            self._confirm_now()
+            self._do_without_watching()
+
+    def _do_without_watching(self) -> None:
+        """Give up what lingers, and wait for the replies."""
+        self.key_cache.drop_all()
+        self.key_cache.end_watching()
+        self.key_cache.drop_all()  # what another caller has let linger meanwhile
+        self._confirm_now()
 
     def _confirm_soon(self) -> None:
         self._posted_at = clock()
@@ -200,8 +205,10 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
         woken.acquire()
         in_force = patching.in_force
         if self._watcher.setdefault(0, woken) is woken:
-            while patching.in_force is in_force and self._watch_on(woken):
+            while patching.in_force is in_force and not _ended and self._watch_on(woken):
                 pass
+            if _ended:
+                self._watcher.pop(0, None)
 
     def _watch_on(self, woken: threading.Lock) -> bool:
         """`watch_keys`, which an error does not end: no other thread would begin, and each wait for a key be long."""
@@ -220,19 +227,12 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
             is_owner_gone = self.server.owner() is None
             if is_owner_gone:
                 cache.drop_all()
-            if self._sweep(now):
+            if self.key_cache.sweep(now):
                 self._used_at = now
             elif now >= self._used_at + _QUIET_S or is_owner_gone:
                 return self._sleep(woken, 0.0 if is_owner_gone else _REST_S)
         self._listen(min(self.tick_s, _LONGEST_PARK_S))
         return True
-
-    def _sweep(self, now: float) -> bool:
-        try:
-            self._is_sweeping = True  # before a key is taken out: for a moment, it neither lingers nor is unconfirmed
-            return self.key_cache.sweep(now)
-        finally:
-            self._is_sweeping = False
 
     def _sleep(self, woken: threading.Lock, rest_s: float) -> bool:
         """Sleep until a key lingers. Returns False where none does in time."""
@@ -285,12 +285,15 @@ class ThreadLingering(Lingering["ThreadServerTransport"]):
         if self.key_cache.is_watched:
             self._start_watching()
 
-    def give_back(self, limit_s: float) -> None:
+    def end(self, limit_s: float) -> None:
         """Give up what lingers, and wait for the server's replies, for `limit_s` seconds at most."""
         give_up_at = clock() + limit_s
         self.give_up()
-        while self._is_sweeping and clock() < give_up_at:  # what the watcher has just taken out is about to leave
-            time.sleep(_LOOKS_AT_SWEEP_EVERY_S)
+        self.wake()
+        while self._watcher and clock() < give_up_at:  # what the watcher has just taken out is about to leave
+            time.sleep(_LOOKS_AT_WATCHER_EVERY_S)
+        self.key_cache.end_watching()
+        self.give_up()  # what another caller has let linger meanwhile
         self._wait_for_replies(give_up_at - clock())
 
 
@@ -303,13 +306,18 @@ def _part_of(server: ThreadServerTransport) -> ThreadLingering:
 _watched: weakref.WeakSet[ThreadServerTransport] = weakref.WeakSet()
 fork.on_fork(_watched.clear)
 
+_ended: list[bool] = []
+"""Not empty: the program ends, and nothing may linger. Daemon threads and other exit handlers may still use locks."""
+fork.on_fork(_ended.clear)
+
 
 @atexit.register  # later than the cleanup does, which is imported: so it runs earlier, and leaves to it what remains
 def _give_back_at_exit() -> None:
     fork.generation()  # has the parent's forgotten in a child
+    _ended.append(True)
     deadline = clock() + _EXIT_LIMIT_S
     for server in members(_watched):
-        _part_of(server).give_back(max(deadline - clock(), 0.0))
+        _part_of(server).end(max(deadline - clock(), 0.0))
 
 
 @patching.own_thread

@@ -330,10 +330,11 @@ def test_end_of_a_program_waits_for_what_the_watching_has_just_taken_out(monkeyp
 
     monkeypatch.setattr(transport.lingering.key_cache, "give_up", give_up_later)
     monkeypatch.setattr(transport.lingering, "_start_watching", lambda: None)
-    sweeping = start(transport.look)
+    sweeping = start(transport.lingering.watch_until_rest)
     assert taken_out.wait(PATIENCE_S)
     monkeypatch.setattr("redislock_fast._linger.threads.time.sleep", lambda _: may_give_up.set())
-    transport.lingering.give_back(PATIENCE_S)
+    monkeypatch.setattr("redislock_fast._linger.threads._ended", [True])
+    transport.lingering.end(PATIENCE_S)
     assert len(connection.posted) == 1, "the key is given up"
     assert not connection.takers, "and its reply is waited for"
     may_give_up.set()
