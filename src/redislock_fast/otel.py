@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from redislock_fast._lease import metrics
+from redislock_fast._observe.libraries import call_library
 from redislock_fast._observe.recorder import BOUNDS_S, METRICS, Count, Metric, Recorder, prefix_of
-from redislock_fast._observe.turns import in_turn
 from redislock_fast._version import __version__
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class _Output:
 
     def observer(self, metric: Metric, labels: tuple[str, ...]) -> Callable[[float], object]:
         attributes = dict(zip(metric.labels, labels, strict=True))
-        return partial(in_turn, partial(self._histograms[metric].record, attributes=attributes))
+        return partial(call_library, partial(self._histograms[metric].record, attributes=attributes))
 
     def count(self, metric: Metric, labels: tuple[str, ...], number: int = 1) -> None:
         self._counts[metric].setdefault(labels, Count()).add(number)

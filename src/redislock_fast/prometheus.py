@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 
 from redislock_fast._lease import metrics
+from redislock_fast._observe.libraries import call_library
 from redislock_fast._observe.recorder import BOUNDS_S, METRICS, Durations, Metric, Recorder, prefix_of
-from redislock_fast._observe.turns import in_turn
 from redislock_fast._util import fork
 
 __all__ = ["install", "uninstall"]
@@ -105,13 +105,13 @@ class _Output:
         histogram = self._metrics[metric]
         if isinstance(histogram, _Histogram):  # it has no mutex
             return histogram.labels(*labels).observe
-        return partial(in_turn, self._observe, metric, labels)
+        return partial(call_library, self._observe, metric, labels)
 
     def _observe(self, metric: Metric, labels: tuple[str, ...], seconds: float) -> None:
         self._metrics[metric].labels(*labels).observe(seconds)
 
     def count(self, metric: Metric, labels: tuple[str, ...], number: int = 1) -> None:
-        in_turn(self._increase, metric, labels, number)
+        call_library(self._increase, metric, labels, number)
 
     def _increase(self, metric: Metric, labels: tuple[str, ...], number: int) -> None:
         self._metrics[metric].labels(*labels).inc(number)

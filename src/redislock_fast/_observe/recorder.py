@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache, partial
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from redislock_fast._lease.metrics import ObserverByKind, report_waiting
 from redislock_fast._lease.prolonging import mutex
-from redislock_fast._observe.turns import in_turn
-from redislock_fast._util import fork
+from redislock_fast._observe.libraries import call_library
+from redislock_fast._util import fork, patching
 from redislock_fast._util.errors import LossReason
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Durations:
 
 
 class Output(Protocol):
-    """Where the values go, without waiting: see `in_turn`. Labels are given in the order of `Metric.labels`."""
+    """Where the values go, by `call_library`. Labels are given in the order of `Metric.labels`."""
 
     @property
     def sets_gauges(self) -> bool:
@@ -158,7 +159,7 @@ class Output(Protocol):
         """Add a number to a counter, which is there afterwards: also by 0."""
 
     def set(self, metric: Metric, labels: tuple[str, ...], value: int) -> None:
-        """Set a gauge. It is called in turn."""
+        """Set a gauge. The caller is in `call_library` already."""
 
 
 _Observer: TypeAlias = Callable[[float], object]
@@ -199,14 +200,14 @@ class _Holdings:
         return self._observers[None]
 
 
-class Recorder(ObserverByKind):
+class Recorder(ObserverByKind, patching.Adaptable):
     """Records the reports of locks. Another one records those of semaphores, for the same output.
 
     A gauge is the number of holdings or waits that have begun and not ended, each by its serial: one that is reported
     twice, since an interrupt came in between, counts once.
 
-    Thread safety: any thread may report. Each change of a dict or set is one operation. After it, an output's gauge is
-    set in turn, so that the last value is the right one.
+    Thread safety: any thread may report. Each change of a dict or set is one operation. `_mutex` is held while an
+    output's gauge is set, which is after the change, so that the last value is the right one.
 
     Args:
         output: where the values go.
@@ -229,11 +230,17 @@ class Recorder(ObserverByKind):
         self._holdings: dict[str, _Holdings] = {}
         self._gauges: dict[Metric, dict[str, set[int]]] = {HELD: {}, WAITING: {}}
         self._new_cache()
+        self._mutex = threading.RLock()
         self._is_stale = False
         fork.forget_in_child(self)
+        patching.adapt_later(self)
+
+    def adapt(self) -> None:
+        self._mutex = threading.RLock()
 
     def forget(self) -> None:
         """In a forked child: nothing is held, and nobody waits. The output hears of it with the next change."""
+        self._mutex = threading.RLock()
         self._new_cache()
         self._gauges = {metric: {label: set() for label in list(counts)} for metric, counts in self._gauges.items()}
         for label, holdings in list(self._holdings.items()):
@@ -258,20 +265,22 @@ class Recorder(ObserverByKind):
         fork.generation()
         report_waiting()
         for recorder in (self, self.of_semaphores):
-            in_turn(recorder._set_all)  # noqa: SLF001  # of this very class
+            call_library(recorder._set_all)  # noqa: SLF001  # of this very class
 
     def _set_all(self) -> None:
-        for metric, counts in self._gauges.items():
-            for label, serials in list(counts.items()):  # a signal handler may report
-                self._output.set(metric, (label, self._kind), len(serials))
-        self._is_stale = False
+        with self._mutex:
+            for metric, counts in self._gauges.items():
+                for label, serials in list(counts.items()):  # a signal handler may report
+                    self._output.set(metric, (label, self._kind), len(serials))
+            self._is_stale = False
 
     def _set(self, metric: Metric, label: str) -> None:
-        if self._is_stale:
-            self._set_all()
-        self._is_stale = True  # an interrupt may come before it is set
-        self._output.set(metric, (label, self._kind), len(self._gauges[metric][label]))
-        self._is_stale = False
+        with self._mutex:
+            if self._is_stale:
+                self._set_all()
+            self._is_stale = True  # an interrupt may come before it is set
+            self._output.set(metric, (label, self._kind), len(self._gauges[metric][label]))
+            self._is_stale = False
 
     def _find_label(self, name: str | bytes) -> str:
         label = str(self._name_template(name.decode(errors="replace") if isinstance(name, bytes) else str(name)))
@@ -291,7 +300,7 @@ class Recorder(ObserverByKind):
     def _begin(self, metric: Metric, label: str, serial: int) -> None:
         self._gauges[metric].setdefault(label, set()).add(serial)
         if self._output.sets_gauges:
-            in_turn(self._set, metric, label)
+            call_library(self._set, metric, label)
 
     def _end(self, metric: Metric, label: str, serial: int) -> bool:
         """Returns whether it had begun, and had not ended before."""
@@ -301,7 +310,7 @@ class Recorder(ObserverByKind):
                 self._gauges[metric].setdefault(label, set()).remove(serial)
                 was_counted = True
             if self._output.sets_gauges:
-                in_turn(self._set, metric, label)
+                call_library(self._set, metric, label)
         except BaseException:  # an interrupt may come before any line, and be logged as an error of the output
             self._gauges[metric][label].discard(serial)
             self._is_stale = True
