@@ -19,6 +19,7 @@ from redis.exceptions import LockError, LockNotOwnedError, RedisError
 from redislock_fast.asyncio import Lock, Locker, Redlock
 from redislock_fast.server import Server
 from tests.support.clusters import Cluster
+from tests.support.redlock import LIMIT_S
 
 rloop: Any = pytest.importorskip("rloop")
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # rloop leaves its sockets
@@ -139,9 +140,9 @@ async def test_many_locks_at_once(valkey: Server, valkey_client: redis.Redis) ->
 @in_rloop
 async def test_redlock(fleet: list[Server]) -> None:
     clients = [redis.asyncio.Redis(port=server.port) for server in fleet]
-    lock = Redlock(clients, "name", timeout=FAR_S)
+    lock = Redlock(clients, "name", timeout=FAR_S, limit=LIMIT_S)
     assert await lock.acquire()
-    assert await Redlock(clients, "name", timeout=FAR_S).acquire(blocking=False) is False
+    assert await Redlock(clients, "name", timeout=FAR_S, limit=LIMIT_S).acquire(blocking=False) is False
     await lock.release()
     for client in clients:
         while await client.exists("name"):  # the minority is not waited for

@@ -274,8 +274,8 @@ class World:
         return awaitable(lambda lock, *what: work(Blocking(lock, self._clients), *what))
 
     def redlock(self, clients: list[Any], name: str = "name", **settings: Any) -> Any:
-        """A Redlock on clients for this world."""
-        lock = self.ours.Redlock(clients, name, **settings)
+        """A Redlock on clients for this world. A machine that stalls does not make servers silent."""
+        lock = self.ours.Redlock(clients, name, **{"limit": PATIENCE_S, **settings})
         return lock if self.in_threads else Blocking(lock, self._clients)
 
     def semaphore(self, client: Any, limit: int = 2, name: str | bytes = "name", **settings: Any) -> Any:

@@ -13,7 +13,7 @@ from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.helpers import no_threads, run_script, start, wait_until
 from tests.support.interrupts import interrupt_noting
-from tests.support.redlock import wait_until_free
+from tests.support.redlock import LIMIT_S, wait_until_free
 from tests.support.waiting import FAR_S, until_queued
 
 
@@ -78,7 +78,7 @@ def test_key_does_not_linger(client: redis.Redis) -> None:
 def test_redlock_connects_in_the_calling_thread(fleet: list[Server]) -> None:
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(redis.Redis(port=server.port)) for server in fleet[:3]]
-        lock = Redlock(clients, "name", timeout=FAR_S)
+        lock = Redlock(clients, "name", timeout=FAR_S, limit=LIMIT_S)
         with no_threads():
             for _ in range(3):
                 with lock:

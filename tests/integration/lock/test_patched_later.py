@@ -70,7 +70,7 @@ locks = {name: Lock(client, name, timeout=30, **options) for name, options in KI
 
 MAKE_MAJORITY = """
 clients = [client, *(redis.Redis(port=other, socket_timeout=30) for other in others)]
-locks["majority"] = Redlock(clients, "majority", timeout=30, sleep=0.01, auto_renew=True)
+locks["majority"] = Redlock(clients, "majority", timeout=30, sleep=0.01, auto_renew=True, limit=10)
 """
 
 USE = """
@@ -279,7 +279,7 @@ locks = [
     Lock(clients[0], "plain", timeout=30),
     Lock(clients[0], "linger", timeout=30, linger=0.05),
     Lock(clients[0], "renewed", timeout=30, auto_renew=True, reentrant=True),
-    Redlock(clients, "majority", timeout=30, auto_renew=True),
+    Redlock(clients, "majority", timeout=30, auto_renew=True, limit=10),
 ]
 
 def use():

@@ -25,11 +25,14 @@ from redislock_fast.server import Server
 from tests.support.async_helpers import async_few
 from tests.support.helpers import PATIENCE_S, few, start
 from tests.support.proxy import Proxy
-from tests.support.redlock import clients_of
+from tests.support.redlock import LIMIT_S, clients_of
 from tests.support.scenes import Scene
 from tests.support.transports import steps_until
 from tests.support.waiting import FAR_S, Callers, Contender, Threads, transport_in_use, until_one_is_done
 from tests.support.worlds import World, waited
+
+SHARED: Any = {"timeout": FAR_S, "limit": LIMIT_S, "thread_local": False}
+"""Settings of a Redlock."""
 
 COMPLETE = "redislock_fast._procedures.acquire.complete_acquire"
 """Does what the options ask for, once the lock is held."""
@@ -310,7 +313,7 @@ def test_release_of_what_was_lost_leaves_what_another_has_acquired(
 def test_redlock_whose_acquire_is_not_complete_is_nobodys_to_release(
     fleet: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = redislock_fast.Redlock(clients_of(fleet), "name", timeout=FAR_S, thread_local=False, auto_renew=True)
+    lock = redislock_fast.Redlock(clients_of(fleet), "name", auto_renew=True, **SHARED)
     keep = redislock_fast.Redlock._keep
     refused: list[BaseException | None] = []
 
@@ -332,7 +335,7 @@ def test_redlock_that_two_prolong_at_once_is_valid_no_longer_than_at_its_servers
     fleet: list[Server], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     clients = clients_of(fleet)
-    lock = redislock_fast.Redlock(clients, "name", timeout=FAR_S, thread_local=False, **settings)
+    lock = redislock_fast.Redlock(clients, "name", **SHARED, **settings)
     assert lock.acquire(blocking=False)
     quorum_class: Any = type(lock._quorum)
     ask = quorum_class.ask
@@ -353,7 +356,7 @@ def test_redlock_that_two_prolong_at_once_is_valid_no_longer_than_at_its_servers
 def test_interrupted_redlock_leaves_what_a_thread_has_acquired(
     fleet: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = redislock_fast.Redlock(clients_of(fleet), "name", timeout=FAR_S, thread_local=False)
+    lock = redislock_fast.Redlock(clients_of(fleet), "name", **SHARED)
     quorum_class: Any = type(lock._quorum)
     drive = quorum_class.drive
 
@@ -375,7 +378,7 @@ def test_interrupted_redlock_leaves_what_a_task_has_acquired(
 ) -> None:
     async def scenario() -> None:
         clients = [redis.asyncio.Redis(port=server.port) for server in fleet]
-        lock = redislock_fast.asyncio.Redlock(clients, "name", timeout=FAR_S, thread_local=False)
+        lock = redislock_fast.asyncio.Redlock(clients, "name", **SHARED)
         quorum_class: Any = type(lock._quorum)
         drive = quorum_class.drive
 

@@ -251,7 +251,7 @@ def test_dropped_lock_that_is_not_held_any_more_is_no_matter(hold: Held, holders
 
 
 def test_lock_of_a_thread_that_ended_is_released_everywhere(fleet: Fleet) -> None:
-    lock = Redlock(clients_of(fleet), "name", timeout=FAR_S, auto_renew=True)
+    lock = Redlock(clients_of(fleet), "name", timeout=FAR_S, auto_renew=True, limit=LIMIT_S)
 
     def end_holding() -> None:
         in_thread(lock.acquire)
@@ -275,7 +275,7 @@ def test_lock_is_not_waited_for_by_its_owner(fleet: Fleet) -> None:
 
 
 def test_thread_that_cannot_be_started_fails_one_acquire_only(fleet: Fleet) -> None:
-    lock = Redlock(clients_of(fleet), "name", timeout=FAR_S, auto_renew=True)
+    lock = Redlock(clients_of(fleet), "name", timeout=FAR_S, auto_renew=True, limit=LIMIT_S)
     with no_threads(), pytest.raises(RuntimeError, match="start new thread"):
         lock.acquire()
     assert (lock.local.token, lock._held().lease) == (None, None)
@@ -286,7 +286,7 @@ def test_thread_that_cannot_be_started_fails_one_acquire_only(fleet: Fleet) -> N
 
 @pytest.mark.parametrize("raises", [True, False])
 def test_leaving_a_with_after_a_loss_raises_or_logs(fleet: Fleet, losses: Losses, raises: bool) -> None:
-    lock = Redlock(clients_of(fleet), "name", on_lost=losses, raise_on_release_error=raises, **RENEWED)
+    lock = Redlock(clients_of(fleet), "name", on_lost=losses, raise_on_release_error=raises, limit=LIMIT_S, **RENEWED)
     with pytest.raises(LockLostError, match="deleted") if raises else contextlib.nullcontext(), lock:
         delete(fleet)
         losses.until()
