@@ -233,6 +233,15 @@ def test_lease_that_is_always_being_prolonged_is_as_long_as_the_servers(
 
 
 @SETTINGS
+def test_remaining_is_the_ttl_less_what_clocks_may_drift(
+    callers: Callers, valkey: Server, losses: Losses, settings: dict[str, Any]
+) -> None:
+    holder = shared_lock(callers, valkey, losses, settings)
+    assert 0 < holder.lock.remaining() <= FAR_S - drift_s(FAR_S)
+    holder.release()
+
+
+@SETTINGS
 def test_all_that_was_added_at_once_is_believed(
     callers: Callers, valkey: Server, valkey_client: redis.Redis, losses: Losses, settings: dict[str, Any]
 ) -> None:
