@@ -199,7 +199,7 @@ class LockBase:
     LUA_EXTEND_SCRIPT: str = EXTEND.script
     LUA_REACQUIRE_SCRIPT: str = REACQUIRE.script
 
-    # An object's `__dict__` is mostly empty. So one look at it tells that the object overrides no hook, 2 % of a pair.
+    # An object's `__dict__` is mostly empty. So one look at it tells that the object overrides no hook: 6 % of a pair.
     __slots__ = (
         "_at_least_s",
         "_attached",

@@ -150,7 +150,7 @@ def test_a_primary_that_moved_is_left_for_the_new_one_beside_a_waiter(callers: C
         until_queued(former, "held", 1)
         watch.announce(watch.other)
         callers.run(client.connection_pool.disconnect)
-        callers.run(client.ping)  # the pool connects, and hears of the new primary
+        callers.run(client.ping)  # the pool connects, and finds the new primary
         assert lock.call("acquire")
         assert (False, True) == (has(watch.primary, "name"), has(watch.other, "name"))
         assert answer.result(PATIENCE_S) is True
