@@ -40,7 +40,7 @@ help:
 	@echo "make compat       other projects' tests of their locks, on redis-py's and on ours; network; ten minutes"
 	@echo "make simulate     100,000 stories of waiters and of holders, 50,000 of keys that linger (make test-all: 4,200)"
 	@echo "make model        every state of the model of semaphores, and its planted faults; three minutes, 2 GB"
-	@echo "make planted      plants each fault of tests/planted in a copy, and shows the test that finds it; five minutes"
+	@echo "make planted      plants each fault of tests/planted in a copy, and shows the test that finds it; 20 minutes"
 	@echo "make torture      histories of many processes under faults, each checked; twenty minutes (torture-short: two)"
 	@echo "make coverage     branch coverage of the Python layer (>= 95 %), line coverage of the core under the GIL"
 	@echo "make sanitize     the core under GCC's sanitizers of memory, undefined behaviour and threads; ten minutes"
