@@ -210,9 +210,11 @@ class Lease:
         return True
 
     def end(self) -> bool:
-        """Note that the lock is being released. Returns False where it was lost."""
+        """Note that the lock is being released, or given up. Returns False where it was lost."""
         with mutex.lock:
             self.over = True
+            if self.record is not None:
+                self.record.is_over = True
             return self.loss is None
 
     def begin_release(self, release: object) -> bool:

@@ -381,12 +381,15 @@ class Local(SimpleNamespace):
     Args:
         owners: of the lock.
         encode: makes bytes of what is assigned: a token, or the lock's value.
+        forget_lease: ends the lease of an owner that has another token now, or none.
     """
 
     __repr__ = object.__repr__  # a SimpleNamespace would show the token
 
-    def __init__(self, owners: Any, encode: Callable[[Any], bytes]) -> None:
-        vars(self).update(_owners=owners, _encode=encode)
+    def __init__(
+        self, owners: Any, encode: Callable[[Any], bytes], forget_lease: Callable[[Owner, Lease], object]
+    ) -> None:
+        vars(self).update(_owners=owners, _encode=encode, _forget_lease=forget_lease)
 
     @property
     def token(self) -> Any:
@@ -404,7 +407,9 @@ class Local(SimpleNamespace):
             owner.contended = token
         if token != owner.token:
             owner.forget_cached()  # whoever has the former token may hold the lock
-        owner.token = token
+        lease, owner.token = owner.lease, token
+        if lease is not None and lease.token != token:
+            self._forget_lease(owner, lease)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._owners, name)

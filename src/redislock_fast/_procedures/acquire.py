@@ -217,7 +217,7 @@ def go_on(lock: LockBase, call: Call, reply: Any, interruption: BaseException | 
     assert token is not None
     assert request is not None
     if interruption is not None:
-        drop_acquired(lock, call.owner, token)
+        drop_acquired(call.owner, token)
     call.attempt = attempt = call.kind(lock._key, token, call.ttl_ms)
     capabilities = connection.capabilities
     attempt.begin(request, capabilities, call.sent_at, (connection, reply, interruption))
@@ -306,16 +306,16 @@ def clean_up_after(lock: LockBase, error: BaseException, owner: Owner, call: Cal
     elif call.is_kept or token is None:
         return
     elif tokens or call.sent_at or (attempt is not None and attempt.sent_at):
-        drop_acquired(lock, owner, token)
+        drop_acquired(owner, token)
         tokens.append(token)
     lock._transport.clean_up([(lock._key, one) for one in dict.fromkeys(tokens)])
 
 
-def drop_acquired(lock: LockBase, owner: Owner, token: bytes) -> None:
+def drop_acquired(owner: Owner, token: bytes) -> None:
     """Drop what an acquire has got that was interrupted just then."""
     lease = owner.lease
     if lease is not None and lease.token == token:
-        forget_lease(lock, owner, lease)
+        forget_lease(owner, lease)
     if owner.holding is not None and owner.holding.held is None:
         end_count(owner.holding)
     if owner.token == token:
@@ -324,7 +324,7 @@ def drop_acquired(lock: LockBase, owner: Owner, token: bytes) -> None:
 
 def give_back(lock: LockBase, owner: Owner, token: bytes) -> None:
     """Drop what an acquire has got, and release it in the background: nobody else will do it."""
-    drop_acquired(lock, owner, token)
+    drop_acquired(owner, token)
     with suppress(redis.RedisError):  # a cluster without a node for the key: it ends with its ttl
         lock._transport.clean_up([(lock._key, token)])
 
@@ -778,7 +778,7 @@ def drop_failed(lock: LockBase, call: Call, owner: Owner, before: bytes | None) 
     is_given_back = pending.give_cached_back()
     lease = owner.lease
     if lease is not None and lease.token == token:
-        forget_lease(lock, owner, lease)
+        forget_lease(owner, lease)
     if owner.token == token:  # where the token is shared, another may have acquired meanwhile
         owner.token = None
     took = attempt is not None and attempt.token == token and attempt.took

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from contextlib import suppress
 from typing import Any, Protocol
 
 from redis.exceptions import LockError, LockNotOwnedError
@@ -219,9 +220,12 @@ def say_why(lock: LeaseLock, error: BaseException | None) -> None:
         error.__cause__ = lost_error(lock, "hold on to", lease)
 
 
-def forget_lease(lock: LeaseLock, owner: Owner, lease: Lease) -> None:
-    """End a lease without a release of the lock."""
-    lock._let_go(lease)
+def forget_lease(owner: Owner, lease: Lease) -> None:
+    """End a lease without a release of the lock, in the owner's event loop or outside of any."""
     lease.end()
+    lock = lease.lock()
+    if lock is not None:
+        with suppress(RuntimeError):  # no loop runs here: the renewer drops what is over when it looks next
+            lock._let_go(lease)
     end_count(lease)
     owner.lease = None

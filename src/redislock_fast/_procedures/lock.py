@@ -573,9 +573,12 @@ class LockBase:
 
     @property
     def local(self) -> Any:
-        """As redis-py's: `local.token` is the caller's token, and may be set."""
+        """As redis-py's: `local.token` is the caller's token, and may be set.
+
+        A caller that sets another token, or None, gives up what it has held: that is not renewed any more.
+        """
         self._held()
-        return Local(self._owners, self._transport.encoding.encode)
+        return Local(self._owners, self._transport.encoding.encode, forget_lease)
 
     @local.setter
     def local(self, local: Any) -> None:
@@ -768,7 +771,7 @@ class LockBase:
             if lease.is_lost():
                 raise lost_error(self, "detach", lease)
             lease_end = lease.expires_at
-            forget_lease(self, held, lease)
+            forget_lease(held, lease)
         held.token = None
         held.forget_cached()  # it goes with the handle
         name = self.name if isinstance(self.name, (str, bytes)) else self._key

@@ -125,7 +125,7 @@ def drop_run(lock: LockBase, before: bytes | None) -> None:
     if token is None or token == before:  # as mostly
         return
     if lock._at_least_s:
-        drop_acquired(lock, owner, token)
+        drop_acquired(owner, token)
     else:
         give_back(lock, owner, token)
 

@@ -95,7 +95,8 @@ def record_of(lease: Lease, dropped: Callable[[Any], None], side: Any = None) ->
     """The renewer's reference to a lease. It is made now, unless another thread has just made it."""
     fresh = None if lease.record is not None else Record(lease, dropped, side)
     with mutex.lock:
-        if lease.record is None:
+        if fresh is not None and lease.record is None:
+            fresh.is_over = lease.over
             lease.record = fresh
         record: Record = lease.record
     return record

@@ -254,19 +254,23 @@ def test_dropped_lock_does_not_take_anothers_with_it(
     assert valkey_client.get("name") == b"another's"
 
 
-@pytest.mark.parametrize("ended_by", ["release", "detach"])
+@pytest.mark.parametrize("ended_by", ["release", "detach", "detach elsewhere", "local.token"])
 def test_dropped_lock_that_is_not_held_any_more_is_no_matter(
     holders: Holders, valkey: Server, valkey_client: redis.Redis, ended_by: str
 ) -> None:
     holder = holders.hold(valkey.port, timeout=FAR_S, auto_renew=True)
     if ended_by == "release":
         holder.release()
-    else:
+    elif ended_by == "detach":
         holder.call("detach")
+    elif ended_by == "detach elsewhere":  # for tasks, outside of their event loop
+        holder.lock.detach()
+    else:
+        holder.lock.local.token = None
     del holder
     holders.drop()
     gc.collect()
-    assert valkey_client.exists("name") == (ended_by == "detach")
+    assert valkey_client.exists("name") == (ended_by != "release")
 
 
 # Loss

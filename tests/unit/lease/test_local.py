@@ -17,7 +17,7 @@ def encode(value: object) -> bytes:
 
 def local() -> Local:
     """That of a lock that nobody holds."""
-    return Local(SharedOwner(), encode)
+    return Local(SharedOwner(), encode, lambda _owner, _lease: None)
 
 
 @pytest.mark.parametrize("token", [None, OURS, b"own", b"own+", b"", OURS[:-1] + b"+"], ids=repr)
