@@ -397,7 +397,7 @@ class LockBase:
 
     @property
     def timeout(self) -> float | None:
-        """The ttl in seconds."""
+        """The ttl in seconds. One that is assigned takes the place of an `AdaptiveTTL`, too."""
         return self._timeout
 
     @timeout.setter
@@ -407,6 +407,9 @@ class LockBase:
             self._options.check(ttl_ms, self.thread_local, self._is_for_tasks)
         if self._linger_ms is not None:
             linger_ms_of(self._linger_ms / 1000, ttl_ms)
+        if self._options is not None and self._options.adaptive is not None:
+            self._options = fixed = copy.copy(self._options)  # a copy of the lock has the same
+            fixed.adaptive = None
         self._ttl_ms = ttl_ms
         self._timeout = timeout
 

@@ -5,6 +5,7 @@ What is learnt stands in test_adaptive. Rules: threads and tasks alike.
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
@@ -234,3 +235,13 @@ def test_adaptive_ttl_serves_a_lock(holders: Holders, valkey: Server) -> None:
         assert lock.call("reacquire") is True
         lock.release()
     assert ttl.ttl_ms("name") == 60_000
+
+
+def test_ttl_that_is_assigned_takes_the_place_of_an_adaptive_one(holders: Holders, valkey: Server) -> None:
+    lock, other = (holders.make(valkey.port, name, timeout=AdaptiveTTL(60)) for name in ("name", "other"))
+    copied = copy.copy(other.lock)
+    for contender in (lock, other):
+        contender.lock.timeout = 20
+        assert contender.call("acquire") is True
+    assert (20, 20) == (lock.lock.timeout, other.lock.timeout)
+    assert copied.timeout == 60
