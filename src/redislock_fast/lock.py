@@ -420,12 +420,14 @@ class Lock(LockBase, redis.lock.Lock):
         """Hold the lock with its whole ttl ahead: reacquire it if this thread holds it, else acquire it.
 
         Takes, returns and raises what `acquire` does. A lock that was lost meanwhile is acquired again, and gets
-        another fence.
+        another fence. One without a ttl is asked about by `owned`, and stays as it is.
         """
         held = to_prolong(self, token)
         if held is not None:
             with contextlib.suppress(LockNotOwnedError):
-                return self.reacquire()
+                is_held = self.reacquire() if self.timeout else self.owned()
+                if is_held:
+                    return True
             drop_lost(self, held)
         return self.acquire(sleep, blocking, blocking_timeout, token)
 

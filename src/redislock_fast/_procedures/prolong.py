@@ -12,13 +12,13 @@ from redislock_fast._lease.lease import Lease
 from redislock_fast._lease.owner import Owner
 from redislock_fast._lease.prolonging import Prolonging
 from redislock_fast._pipe.base import NOT_ASKED, Args
-from redislock_fast._procedures.lease import lost_error, raise_lost, refuse_in_callback, unlocked_error
+from redislock_fast._procedures.lease import end_lost, lost_error, raise_lost, refuse_in_callback, unlocked_error
 from redislock_fast._procedures.lock import EXTEND, REACQUIRE, LockBase, is_replaced
 from redislock_fast._procedures.release import call_script, end_lease
 from redislock_fast._protocol.commands import Extend, Reacquire, ReadHolder
 from redislock_fast._protocol.operation import FirstRequest
 from redislock_fast._protocol.steps import Do, Steps
-from redislock_fast._util.errors import noted, shown
+from redislock_fast._util.errors import LossReason, noted, shown
 from redislock_fast._util.times import added_ms, clock
 from redislock_fast._util.tokens import TokenSource, is_held_with
 from redislock_fast._util.tracing import is_observed
@@ -63,7 +63,7 @@ def to_prolong(lock: LockBase, token: Any) -> bytes | None:
     if lost is not None and owner.held_lease is not lost:
         return None
     held = owner.token
-    return held if held is not None and lock._ttl_ms is not None and lock._is_meant(token, held) else None
+    return held if held is not None and lock._is_meant(token, held) else None
 
 
 def drop_lost(lock: LockBase, token: bytes) -> None:
@@ -73,8 +73,10 @@ def drop_lost(lock: LockBase, token: bytes) -> None:
         return
     held.token = None
     held.forget_cached()
-    if held.lease is not None:
-        end_lease(lock, held, held.lease, False)
+    lease = held.lease
+    if lease is not None:
+        end_lost(lock, lease, LossReason.DELETED)
+        end_lease(lock, held, lease, False)
 
 
 # ---- the first request ----

@@ -428,7 +428,9 @@ class Lock(LockBase, redis.asyncio.lock.Lock):
         held = to_prolong(self, token)
         if held is not None:
             with contextlib.suppress(LockNotOwnedError):
-                return await self.reacquire()
+                is_held = await self.reacquire() if self.timeout else await self.owned()
+                if is_held:
+                    return True
             drop_lost(self, held)
         return await self.acquire(blocking, blocking_timeout, token)
 

@@ -137,6 +137,21 @@ def test_acquire_or_extend_acquires_anew_what_was_lost(
     assert losses.until()[0] == reason
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+def test_acquire_or_extend_of_a_lock_without_a_ttl(
+    holders: Holders, valkey: Server, valkey_client: redis.Redis, losses: Losses, blocking: bool
+) -> None:
+    holder = holders.make(valkey.port, timeout=None, on_lost=losses)
+    assert holder.call("acquire_or_extend")
+    token = valkey_client.get("name")
+    assert holder.call("acquire_or_extend", blocking=blocking) is True
+    assert (valkey_client.get("name"), losses.reasons) == (token, [])
+    valkey_client.delete("name")
+    assert holder.call("acquire_or_extend", blocking=blocking) is True
+    assert losses.until() == [LossReason.DELETED]
+    assert valkey_client.get("name") == holder.lock.local.token != token
+
+
 def test_acquire_or_extend_does_not_take_anothers(holders: Holders, valkey: Server, valkey_client: redis.Redis) -> None:
     holder = holders.make(valkey.port, timeout=FAR_S)
     holder.call("acquire")
