@@ -5,6 +5,9 @@ Rules: each test passes on both classes, in threads and in each kind of loop, an
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -107,6 +110,35 @@ def test_token_taken_out_of_local_makes_the_lock_unlocked(lock_class: LockClass,
     with pytest.raises(LockError):
         lock.release()
     assert client.exists("name")
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, threading.local])
+def test_local_may_be_an_object_of_the_callers(
+    lock_class: LockClass, client: redis.Redis, kind: Callable[[], Any]
+) -> None:
+    holder, heir = lock_class(client, "name", timeout=10), lock_class(client, "name", timeout=10)
+    holder.acquire()
+    heir.local = kind()
+    heir.local.token = holder.local.token
+    assert heir.owned()
+    given = kind()
+    given.token = heir.local.token
+    heir.local = given
+    assert (client.get("name"), True) == (heir.local.token, heir.extend(10))
+    heir.release()
+    assert heir.local.token is None
+    assert heir.acquire()
+    heir.release()
+
+
+@IN_THREADS
+def test_local_patched_on_an_instance_is_restored(lock_class: LockClass, client: redis.Redis) -> None:
+    holder = lock_class(client, "name", timeout=10)
+    holder.acquire()
+    with mock.patch.object(holder, "local", SimpleNamespace(token=b"another")):
+        assert holder.owned() is False
+    assert holder.owned() is True
+    holder.release()
 
 
 def test_do_acquire_of_a_subclass_is_used(lock_class: LockClass, client: redis.Redis) -> None:

@@ -585,7 +585,16 @@ class LockBase:
 
     @local.setter
     def local(self, local: Any) -> None:
-        self._owners = owners_of(local)
+        owners = owners_of(local)
+        if hasattr(owners, "held"):
+            self._owners = owners
+        else:  # a caller's own object with a token, such as a `SimpleNamespace`, which redis-py's locks have
+            self._owners = self._new_owner() if isinstance(local, threading.local) else SharedOwner()
+            self.local.token = getattr(local, "token", None)
+
+    @local.deleter
+    def local(self) -> None:
+        del self._owners
 
     def _mine(self) -> Owner:
         """The owner in which the caller's acquire is noted."""
