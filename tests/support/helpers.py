@@ -229,6 +229,28 @@ def run_script(script: str, *arguments: object) -> subprocess.CompletedProcess[s
     )
 
 
+RELEASES_LAST = """
+import builtins
+from redislock_fast import Lock
+
+class Keeper:
+    def __init__(self):
+        self.lock = Lock(client, sys.argv[2], timeout=10)
+        self.lock.acquire()
+
+    def __del__(self, is_finalizing=sys.is_finalizing):
+        assert is_finalizing()
+        print("ends", flush=True)
+        self.lock.release()
+
+builtins.keeper = Keeper()
+"""
+"""A part of a script: an object of its `client` releases a lock when the interpreter ends, after all threads of Python.
+
+The script has imported `sys`; the lock's name is its second argument.
+"""
+
+
 @contextlib.contextmanager
 def no_threads() -> Iterator[None]:
     """Let no thread be started within the block, as at a limit of the system: none has room for its stack."""

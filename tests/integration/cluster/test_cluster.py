@@ -23,7 +23,7 @@ from tests.integration.waiting.test_giving_up import DropAt
 from tests.support.async_helpers import async_few, eventually
 from tests.support.clusters import Cluster, Place, connect, remap_ports
 from tests.support.forks import InFork
-from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, run_script
+from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, RELEASES_LAST, run_script
 from tests.support.holding import renewed_in_busy_loop
 from tests.support.waiting import FAR_S, Callers, connections
 
@@ -254,27 +254,14 @@ def test_a_silent_cluster_is_waited_for_until_the_callers_time_ends(callers: Cal
 
 
 def test_a_release_when_the_interpreter_ends_waits_for_no_thread_to_read_the_topology(place: Place) -> None:
-    script = """
-import builtins, sys
+    connected = """
+import sys
 import redis
-from redislock_fast import Lock
 
 retry = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
 client = redis.RedisCluster(host="127.0.0.1", port=int(sys.argv[1]), socket_timeout=None, retry=retry)
-
-class Keeper:
-    def __init__(self):
-        self.lock = Lock(client, sys.argv[2], timeout=10)
-        self.lock.acquire()
-
-    def __del__(self, is_finalizing=sys.is_finalizing):
-        assert is_finalizing()
-        print("ends", flush=True)
-        self.lock.release()
-
-builtins.keeper = Keeper()
-client.nodes_manager.slots_cache.clear()
 """
+    script = f"{connected}{RELEASES_LAST}client.nodes_manager.slots_cache.clear()\n"
     ended = run_script(script, place.cluster.port, place.name)
     assert (ended.returncode, ended.stdout) == (0, "ends\n")
 

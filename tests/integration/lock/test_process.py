@@ -27,6 +27,7 @@ from tests.support.forks import FORKS, InFork
 from tests.support.helpers import (
     MODULES,
     RELEASE_COMMANDS,
+    RELEASES_LAST,
     LockClass,
     run_script,
     signals_handled_by,
@@ -319,26 +320,12 @@ if sys.argv[2] != "held":
     assert (0, "", "") == (finished.returncode, finished.stderr, finished.stdout)
 
 
-RELEASES_LAST = """
-import builtins, sys, threading, time
+CONNECTED = """
+import sys, threading, time
 import redis
-from redislock_fast import Lock
 
 client = redis.Redis(port=int(sys.argv[1]), socket_timeout=None, retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0))
-
-class Keeper:
-    def __init__(self):
-        self.lock = Lock(client, "name")
-        self.lock.acquire()
-
-    def __del__(self, is_finalizing=sys.is_finalizing):
-        assert is_finalizing()
-        print("ends", flush=True)
-        self.lock.release()
-
-builtins.keeper = Keeper()
 """
-"""A program with an object that releases a lock when the interpreter ends, after all threads of Python."""
 
 WAITS = """
 admin = redis.Redis(port=int(sys.argv[1]))
@@ -362,7 +349,7 @@ accepted = silent.accept()
 
 @pytest.mark.parametrize("other", [WAITS, CONNECTS], ids=["waits", "connects"])
 def test_release_by_the_last_finalizers_waits_for_no_thread(valkey: Server, other: str) -> None:
-    ended = run_script(RELEASES_LAST + other, valkey.port)
+    ended = run_script(CONNECTED + RELEASES_LAST + other, valkey.port, "name")
     assert (ended.returncode, ended.stdout) == (0, "ends\n")
 
 
