@@ -363,7 +363,7 @@ _Slot: Any = type(vars(Owner)["token"])
 
 
 def twin_of(lock: Any) -> Any:
-    """A second lock object: same client, same token."""
+    """A second lock object: same client, same token. It keeps the first one, to which a lease may refer weakly."""
     kind: Any = type(lock)
     twin = kind.__new__(kind)
     vars(twin).update(vars(lock))
@@ -372,6 +372,7 @@ def twin_of(lock: Any) -> Any:
             if type(slot) is _Slot:
                 with suppress(AttributeError):  # it is not set
                     slot.__set__(twin, slot.__get__(lock))
+    twin._original = lock  # noqa: SLF001  # the twin's own
     return twin
 
 

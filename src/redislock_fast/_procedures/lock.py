@@ -213,6 +213,7 @@ class LockBase:
         "_local",
         "_name",
         "_options",
+        "_original",
         "_own_hooks",
         "_own_kind",
         "_owners",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gc
 import itertools
 import random
@@ -27,6 +28,7 @@ from tests.conftest import Connect
 from tests.support.async_helpers import in_loop
 from tests.support.forks import InFork
 from tests.support.helpers import no_threads, run_script, signals_handled_by, start, wait_until
+from tests.support.holding import Losses
 from tests.support.transports import end_idle_renewers, let_owners_outlive_their_locks
 
 _TTL_S = 1.2
@@ -133,6 +135,22 @@ def test_a_dropped_lock_is_released_whose_owner_outlives_it(
     assert ["lock 'name 0' was", "lock 'name 1' was"] == sorted(str(one.message)[:17] for one in caught)
     wait_until(lambda: not client.keys("name *"), "they are released")
     del owners
+
+
+@pytest.mark.parametrize("owners_outlive", [False, True])
+def test_a_copy_holds_the_lock_when_the_object_that_acquired_is_dropped(
+    client: redis.Redis, losses: Losses, monkeypatch: pytest.MonkeyPatch, owners_outlive: bool
+) -> None:
+    if owners_outlive:
+        let_owners_outlive_their_locks(monkeypatch)
+    lock = Lock(client, "name", timeout=_TTL_S, auto_renew=True, on_lost=losses)
+    lock.acquire()
+    lock = copy.copy(lock)
+    gc.collect()
+    assert lock.owned()
+    client.delete("name")
+    assert losses.until() == [LossReason.DELETED]
+    assert lock.lost
 
 
 @pytest.mark.slow
