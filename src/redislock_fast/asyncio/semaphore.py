@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from redis.exceptions import LockError, LockNotOwnedError
 
 from redislock_fast._lease.metrics import of_semaphore
-from redislock_fast._lease.options import refuse_unknown, spelled_out
+from redislock_fast._lease.options import check_callback, refuse_unknown, spelled_out
 from redislock_fast._protocol.permits import ReleasePermit, acquire_permit
 from redislock_fast._semaphore.callers import Permits, TaskCallers
 from redislock_fast._semaphore.limiting import Limits, check_job
@@ -542,9 +542,10 @@ def limited(
         `on_full`.
 
     Raises:
-        TypeError: as for `Semaphore`, or for a plain function or a generator function.
+        TypeError: as for `Semaphore`, for a plain function or a generator function, or a wrong `on_full`.
         ValueError: as for `Semaphore`, or where the function has no such parameter.
     """
+    check_callback("on_full", on_full)
     if on_full is not None and not (settings.keys() & {"blocking", "blocking_timeout"}):
         settings["blocking"] = False
     Semaphore(client, name, limit, **settings)  # refuses what is wrong at once

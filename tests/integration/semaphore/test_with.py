@@ -430,7 +430,7 @@ def test_a_wrong_template_is_refused_when_the_function_is_decorated(
 
 def test_wrong_settings_are_refused_when_the_decorator_is_made(world: World, valkey: Server) -> None:
     client = world.connect(valkey.port)
-    for wrong in ({"limit": 0}, {"timeout": 0}, {"unknown": 1}):
+    for wrong in ({"limit": 0}, {"timeout": 0}, {"unknown": 1}, {"on_full": 5}):
         arguments: dict[str, Any] = {"limit": 1, **wrong}
         with pytest.raises((TypeError, ValueError)):
             limited(world, client, "name", **arguments)
