@@ -360,15 +360,16 @@ def read_redlock(lock: RedlockBase, owner: Owner, token: bytes) -> Steps:
 
 
 def error_of(lock: RedlockBase, round_: MajorityRound, asked_at: float | None = None) -> Exception:
-    """The error of a round with too few votes: a permanent error of a server, or how many servers have voted.
+    """The error of a round with too few votes: that with which a majority has replied, or how many servers have voted.
 
     `asked_at` is when the caller asked, in the clock's seconds, where the round was not the first.
     """
-    errors = [error for error in round_.errors if error is not None and not isinstance(error, Owing)]
-    for error in errors:
-        if isinstance(error, _PERMANENT):
-            return redis_error(str(error)) if isinstance(error, Refused | Redirected) else own_copy(error)
     count = len(round_.votes)
+    errors = [error for error in round_.errors if error is not None and not isinstance(error, Owing)]
+    replies = [error for error in errors if isinstance(error, (*_PERMANENT, NotExecuted))]
+    if len(replies) > count // 2:
+        error = next((reply for reply in replies if isinstance(reply, _PERMANENT)), replies[0])
+        return own_copy(error) if isinstance(error, BAD_CREDENTIALS) else redis_error(str(error))
     voted = count - round_.votes.count(None)
     took_s = clock() - (round_.began if asked_at is None else asked_at)
     message = (
@@ -377,9 +378,7 @@ def error_of(lock: RedlockBase, round_: MajorityRound, asked_at: float | None = 
     )
     if not errors:
         return TimeoutError(message)
-    if isinstance(errors[0], NotExecuted):
-        return redis_error(str(errors[0]))
-    return ConnectionError(f"{message}; the error of another one: {errors[0]}")
+    return ConnectionError(f"{message}; the errors of others: {'; '.join(dict.fromkeys(map(str, errors)))}")
 
 
 def _is_hopeless(round_: MajorityRound) -> bool:

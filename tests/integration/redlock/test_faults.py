@@ -446,6 +446,16 @@ def test_errors_of_a_majority_are_raised_at_once(fleet: Fleet, make: Make) -> No
     wait_until_free(fleet[3:])
 
 
+def test_errors_of_a_minority_do_not_hide_that_others_are_down(fleet: Fleet, make: Make) -> None:
+    for client in clients_of(fleet[:2]):
+        client.lpush("name", "no string")
+    lock = make()
+    with _dead(fleet[4]), pytest.raises(redis.ConnectionError, match=r"only 2 of 5 servers have voted .*WRONGTYPE"):
+        lock.acquire(blocking=False)
+    assert lock.acquire(blocking_timeout=PATIENCE_S) is True
+    lock.release()
+
+
 def test_wrong_password_is_raised_at_once(make: Make) -> None:
     with pytest.raises(AuthenticationError):
         make.on(make.clients(username="nobody", password="wrong")).acquire()
