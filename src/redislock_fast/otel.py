@@ -29,7 +29,10 @@ __all__ = ["install", "uninstall"]
 
 logger = logging.getLogger(__name__)
 
-_UNSET = ("_ProxyMeterProvider", "NoOpMeterProvider")
+_STAND_IN = "_ProxyMeterProvider"
+"""The class of what the program's provider takes over, with its instruments, as soon as the program has set it."""
+
+_UNSET = (_STAND_IN, "NoOpMeterProvider")
 """The classes of what `get_meter_provider` returns where the program has set none."""
 
 _outputs: WeakKeyDictionary[Any, _Output] = WeakKeyDictionary()
@@ -106,13 +109,22 @@ def install(meter_provider: MeterProvider | None = None, name_template: Callable
 
         meter_provider = get_meter_provider()
     uninstall()
-    output = _outputs.get(meter_provider)
+    output = _outputs.get(meter_provider) or _taken_over_by(meter_provider)
     if output is None:
-        output = _outputs[meter_provider] = _Output(meter_provider.get_meter("redislock_fast", __version__))
+        output = _Output(meter_provider.get_meter("redislock_fast", __version__))
+    _outputs[meter_provider] = output
     recorder = Recorder(output, name_template)
     output.recorders.append(recorder)
     _installed.append(recorder)
     metrics.install(recorder)
+
+
+def _taken_over_by(provider: Any) -> _Output | None:
+    """The output whose instruments this provider has taken over; None where there is none."""
+    for known, output in list(_outputs.items()):
+        if type(known).__name__ == _STAND_IN and sys.modules["opentelemetry.metrics"].get_meter_provider() is provider:
+            return output
+    return None
 
 
 def uninstall() -> None:

@@ -188,6 +188,47 @@ def test_a_program_may_choose_the_names_once_a_lock_is_recorded(valkey: Server) 
     assert _printed(valkey.port, chosen) == str([(metric, "na") for metric, _ in RECORDED])
 
 
+PROGRAM_THAT_INSTALLS_FIRST = """
+import sys
+
+import redis
+import redislock_fast
+import redislock_fast.otel
+from opentelemetry.metrics import get_meter_provider, set_meter_provider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+client = redis.Redis(port=int(sys.argv[1]))
+
+
+def take(name):
+    lock = redislock_fast.Lock(client, name, timeout=10)
+    lock.acquire()
+    return lock
+
+
+redislock_fast.otel.install()
+held = [take("before")]
+reader = InMemoryMetricReader()
+set_meter_provider(MeterProvider([reader]))
+redislock_fast.otel.install()
+held.append(take("after"))
+redislock_fast.otel.install(get_meter_provider())
+held.append(take("last"))
+(of_scope,) = reader.get_metrics_data().resource_metrics[0].scope_metrics
+(gauge,) = [metric for metric in of_scope.metrics if metric.name == "redislock.held"]
+print([(point.attributes["name"], point.value) for point in gauge.data.data_points])
+for lock in held:
+    lock.release()
+"""
+
+
+def test_what_is_installed_before_and_after_a_provider_is_set_records_all(valkey: Server) -> None:
+    result = run_script(PROGRAM_THAT_INSTALLS_FIRST, valkey.port)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.strip() == str([("before", 1), ("after", 1), ("last", 1)])
+
+
 def test_a_program_may_switch_the_metrics_off(valkey: Server) -> None:
     off = "import redislock_fast.otel; redislock_fast.otel.uninstall()"
     assert _printed(valkey.port, off) == "[]"
