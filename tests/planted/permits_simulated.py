@@ -92,7 +92,7 @@ FAULTS = (
     Fault(
         "operator's limit does not count for waiters",
         "_protocol/lua/permit_policy.lua",
-        "    return tonumber(redis.call('get', limit) or own)\n",
+        "    return tonumber(set and (string.match(set, '^%d+$') or -1) or own)\n",
         "    return tonumber(own)\n",
         _BY_MODEL,
     ),

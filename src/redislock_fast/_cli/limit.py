@@ -8,10 +8,12 @@ from typing import Any
 
 from redislock_fast import Semaphore
 from redislock_fast._cli.connecting import add_query, client_of
-from redislock_fast._cli.exits import Exit
+from redislock_fast._cli.exits import CommandError, Exit
 from redislock_fast._cli.printing import print_json, text_of
 from redislock_fast._cli.scanning import positive_int
 from redislock_fast._protocol.keys import permit_keys
+from redislock_fast._protocol.operation import Refused
+from redislock_fast._protocol.permits import operators_limit
 
 __all__ = ["add_to"]
 
@@ -39,8 +41,10 @@ def _run(arguments: argparse.Namespace) -> int:
     name = os.fsencode(arguments.name)
     client: Any = client_of(arguments)
     if arguments.limit is None:
-        value = client.get(permit_keys(name)[2])
-        limit = None if value is None else int(value)
+        try:
+            limit = operators_limit(name, client.get(permit_keys(name)[2]))
+        except Refused as error:
+            raise CommandError(str(error)) from None
     else:
         limit = None if arguments.limit == _NONE else arguments.limit
         Semaphore(client, name, 1).resize(limit)

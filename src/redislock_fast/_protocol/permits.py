@@ -159,6 +159,17 @@ class ReleasePermit(TokenOperation):
         raise Refused(str(reply))
 
 
+def operators_limit(key: bytes, value: bytes | None) -> int | None:
+    """The operator's limit of a semaphore by what its key has; None where none is set.
+
+    Raises:
+        Refused: it is no number. An acquire says so, too.
+    """
+    if value is not None and not value.isdigit():
+        raise Refused(f"the limit of the semaphore {shown(key)} is no number, resize sets or removes it")
+    return None if value is None else int(value)
+
+
 class _Asking(TokenOperation):
     """An operation on the whole semaphore, which concerns no token."""
 
@@ -234,11 +245,11 @@ class ReadPermits(_Asking):
         try:
             seconds, microseconds = map(int, time)  # type: ignore[arg-type]  # checked by this
             self.time_ms = seconds * 1000 + microseconds / 1000
-            self.limit = None if limit is None else int(limit)  # type: ignore[arg-type]  # as above
+            self.limit = operators_limit(self.key, limit)  # type: ignore[arg-type]  # as above
             self.waiting = int(waiting)  # type: ignore[arg-type]  # as above
             self.queue = pairs(queue)  # type: ignore[arg-type]  # as above
             self.holders = [one for one in pairs(holders) if one[1] > self.time_ms]  # type: ignore[arg-type]  # as above
-        except (TypeError, ValueError):
+        except (AttributeError, TypeError, ValueError):
             raise Malformed(replies) from None  # the error may quote a token
         self.listing = listing if isinstance(listing, bytes) else None
         self.result = len(self.holders) > 0

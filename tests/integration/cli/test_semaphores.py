@@ -234,6 +234,18 @@ def test_limit_is_a_number_above_0(redislock: Command, client: redis.Redis, limi
     assert 2 == redislock("limit", "name", limit).code
 
 
+def test_limit_that_is_no_number_is_told(redislock: Command, client: redis.Redis) -> None:
+    client.set("{name}:rlf:limit", "text")
+    outcome = redislock("limit", "name")
+    assert (125, "", "redislock: the limit of the semaphore 'name' is no number, resize sets or removes it\n") == (
+        outcome.code,
+        outcome.out,
+        outcome.err,
+    )
+    assert (0, "none\n") == ((removed := redislock("limit", "name", "none")).code, removed.out)
+    assert not client.keys()
+
+
 def test_limit_of_a_lock_is_refused(redislock: Command, client: redis.Redis) -> None:
     with Lock(client, "name", timeout=FAR_S):
         outcome = redislock("limit", "name", "3")

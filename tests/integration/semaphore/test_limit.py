@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.exceptions import ResponseError
 
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, wait_until
@@ -269,6 +270,25 @@ def test_an_operators_limit_is_logged_once(
     assert [record.getMessage() for record in caplog.records] == [
         "The semaphore 'name': the limit that an operator has set is in force, 3, not the caller's, 2."
     ]
+
+
+@pytest.mark.parametrize("text", ["text", "", "5.5", "nan"])
+def test_a_limit_that_is_no_number_is_told_and_admits_nobody(
+    world: World, server: Server, client: redis.Redis, text: str
+) -> None:
+    semaphore = world.semaphore(world.connect(server.port), 1, **LATE)
+    permit = semaphore.acquire()
+    (answer,) = queue_up(world, [semaphore], client)
+    client.set(LIMIT_KEY, text)
+    with pytest.raises(ResponseError, match=r"limit of the semaphore is no number.* \{name\}:rlf:limit"):
+        semaphore.acquire(blocking=False)
+    with pytest.raises(ResponseError, match="limit of the semaphore 'name' is no number"):
+        semaphore.status()
+    permit.release()
+    assert (held(client), client.zcard(QUEUE)) == (0, 1)
+    semaphore.resize(None)
+    take(answer).release()
+    assert client.keys() == []
 
 
 def test_status_tells_the_limit_the_holders_and_the_waiters(world: World, server: Server, client: redis.Redis) -> None:

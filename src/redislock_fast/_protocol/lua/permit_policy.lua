@@ -2,9 +2,10 @@
 -- hand_over.lua, as lock_policy.lua does for a lock. To define its functions takes as long as four calls, so the
 -- scripts that mostly need none of them begin before it.
 
--- The operator's limit, or else the caller's.
+-- The operator's limit, or else the caller's. Below 0: its key has no number, and nobody is admitted.
 local function limit_for(own)
-    return tonumber(redis.call('get', limit) or own)
+    local set = redis.call('get', limit)
+    return tonumber(set and (string.match(set, '^%d+$') or -1) or own)
 end
 
 -- Whether a waiter that is not in the queue has a permit.
