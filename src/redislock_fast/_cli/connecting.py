@@ -128,7 +128,7 @@ def _settings(url: str) -> dict[str, Any]:
         LookupError: it names an encoding that does not exist.
     """
     told: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
-    settings: dict[str, Any] = {**_PATIENCE, **told, **_from_environment(_CREDENTIALS)}
+    settings: dict[str, Any] = {**_PATIENCE, **told, **_credentials(_CREDENTIALS)}
     kind = settings.setdefault("connection_class", redis.Connection)
     if kind is SSLConnection:
         settings.update(_from_environment(_TLS))
@@ -160,6 +160,11 @@ def _from_environment(names: dict[str, str]) -> dict[str, str]:
     return {setting: os.environ[name] for name, setting in names.items() if os.environ.get(name)}
 
 
+def _credentials(names: dict[str, str]) -> dict[str, bytes]:
+    """Those of the environment, of any bytes, as the server takes them."""
+    return {setting: os.fsencode(value) for setting, value in _from_environment(names).items()}
+
+
 def _cluster(settings: dict[str, Any]) -> redis.RedisCluster:
     """The client of a cluster.
 
@@ -189,7 +194,7 @@ def _behind_sentinels(encryption: str, rest: str) -> redis.Redis:
     encrypted = settings.pop("connection_class") is SSLConnection
     settings.pop("host")
     own = {name: value for name, value in settings.items() if name not in ("db", "username", "password")}
-    own.update(_from_environment({"REDISLOCK_SENTINEL_PASSWORD": "password"}), ssl=encrypted)
+    own.update(_credentials({"REDISLOCK_SENTINEL_PASSWORD": "password"}), ssl=encrypted)
     own["retry"] = Retry(NoBackoff(), 0)  # they are asked again for each connection
     watchers = [urlsplit(f"//{host}") for host in hosts.split(",")]
     addresses = [(_checked_host(watcher.hostname), watcher.port or _SENTINEL_PORT) for watcher in watchers]

@@ -59,7 +59,7 @@ def _examine(arguments: argparse.Namespace) -> int:
     probes = Probes(client, os.fsencode(arguments.prefix))
     features = list(_features(probes))
     rules = sorted({rule for feature in features for rule in feature.missing})
-    user = _user(probes) or client.get_connection_kwargs().get("username")
+    user = _user(probes) or os.fsdecode(client.get_connection_kwargs().get("username") or "") or None
     report = {
         "server": _server(probes),
         "user": user,

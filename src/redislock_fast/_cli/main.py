@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from redis.exceptions import AskError, AuthenticationError, RedisClusterException, RedisError
+from redis.exceptions import AskError, AuthenticationError, InvalidResponse, RedisClusterException, RedisError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
@@ -95,7 +95,7 @@ def _run(words: Sequence[str] | None) -> int:
         message, code = "the server does not accept this user and password", Exit.NO_SERVER
     except MasterNotFoundError:  # its text has many lines
         message, code = "no server: no sentinel names a primary for this service", Exit.NO_SERVER
-    except (RedisConnectionError, RedisTimeoutError, RedisClusterException) as error:
+    except (RedisConnectionError, RedisTimeoutError, RedisClusterException, InvalidResponse) as error:
         message, code = f"no server: {error}", Exit.NO_SERVER
     except AskError:  # and MovedError, whose text is a slot and an address
         message = "this server is a node of a cluster, and another one has the key: use a URL with redis+cluster://"

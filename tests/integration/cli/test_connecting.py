@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socketserver
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +115,23 @@ def test_absent_server_is_told_in_one_line(redislock: Command, nobody: str, url:
     assert "no server" in outcome.err
 
 
+class _Http(socketserver.BaseRequestHandler):
+    """Answers as a web server does to what is none of its requests."""
+
+    def handle(self) -> None:
+        self.request.recv(1000)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_server_of_another_protocol_is_no_server(redislock: Command) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Http) as web:
+        threading.Thread(target=web.serve_forever).start()
+        outcome = redislock("show", "name", "--url", f"redis://127.0.0.1:{web.server_address[1]}")
+        web.shutdown()
+    assert (NO_SERVER, "", 1) == (outcome.code, outcome.out, len(outcome.err.splitlines()))
+    assert "no server" in outcome.err
+
+
 def test_url_at_a_wrong_place_is_not_quoted(redislock: Command) -> None:
     assert 2 == redislock("--url", f"redis://:{CANARY}@localhost", "ls").code
     assert 2 == redislock(f"redis://:{CANARY}@localhost", "ls").code
@@ -128,6 +148,33 @@ def test_password_of_the_environment_counts_more_than_that_of_the_url(
     monkeypatch.setenv("REDISLOCK_PASSWORD", user.password)
     monkeypatch.setenv("REDISLOCK_URL", url)
     assert FREE == redislock("show", "name").code
+
+
+def test_password_of_the_environment_may_be_any_bytes(
+    redislock: Command,
+    valkey: Server,
+    valkey_client: Any,
+    acl_user: MakeUser,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    user = acl_user(valkey)
+    valkey_client.execute_command("ACL", "SETUSER", user.username, b">\xff\xfe")
+    monkeypatch.setenv("REDISLOCK_URL", valkey.url)
+    monkeypatch.setenv("REDISLOCK_USERNAME", user.username)
+    monkeypatch.setenv("REDISLOCK_PASSWORD", os.fsdecode(b"\xff\xfe"))
+    assert (FREE, "") == ((shown := redislock("show", "name")).code, shown.err)
+    monkeypatch.setenv("REDISLOCK_PASSWORD", os.fsdecode(b"\xff"))
+    assert (NO_SERVER, 1) == ((refused := redislock("show", "name")).code, len(refused.err.splitlines()))
+
+
+def test_user_who_may_not_ask_for_the_own_name_is_told_by_doctor(
+    redislock: Command, valkey: Server, acl_user: MakeUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = acl_user(valkey, "-acl|whoami")
+    monkeypatch.setenv("REDISLOCK_URL", valkey.url)
+    monkeypatch.setenv("REDISLOCK_USERNAME", user.username)
+    monkeypatch.setenv("REDISLOCK_PASSWORD", user.password)
+    assert user.username == redislock("doctor", "--json").objects[0]["user"]
 
 
 def test_certificates_come_from_the_environment(
