@@ -26,6 +26,7 @@ from tests.support.permits import (
     held,
     new_tokens,
     now_ms,
+    queue_up,
     run_acquire,
     run_release,
     run_resize,
@@ -52,6 +53,20 @@ def _nothing_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 # ---- ends and ttls ----
+
+
+def test_the_queue_is_kept_for_the_longest_interval_after_a_waiter_was_put_back(
+    world: World, server: Server, client: redis.Redis
+) -> None:
+    semaphore = world.semaphore(world.connect(server.port), 1, timeout=FAR_S, sleep=20_000)
+    permit = semaphore.acquire()
+    (answer,) = queue_up(world, [semaphore], client)
+    semaphore.resize(1)  # the script looks at the first waiter, which it cannot admit
+    assert client.pttl(QUEUE) > 3_600_000
+    permit.release()
+    take(answer).release()
+    semaphore.resize(None)
+    assert client.keys() == []
 
 
 def test_each_permit_has_an_end_of_its_own_by_the_servers_clock(

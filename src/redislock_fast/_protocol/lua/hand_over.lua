@@ -16,9 +16,10 @@ local function drop()
     redis.pcall('unlink', waiters)
 end
 
+-- Put the first waiter back. The queue may have ended with it: it is kept for as long as its hash, at least an hour.
 local function put_back(first)
     redis.call('zadd', queue, first[2], first[1])
-    redis.call('pexpire', queue, 3600000)
+    redis.call('pexpire', queue, math.max(3600000, redis.call('pttl', waiters)))
 end
 
 -- Free what could be handed over to the first waiter, and put that back, since it cannot be told.
