@@ -59,7 +59,8 @@ class Pipeline:
     @property
     def key(self) -> bytes:
         """The first lock without a verdict. The other requests are sent to the same node."""
-        return self._machine(self._open[0] if self._open else 0).key
+        without = self._open or self._refused
+        return self._machine(without[0] if without else 0).key
 
     @property
     def unfinished(self) -> list[int]:

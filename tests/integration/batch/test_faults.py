@@ -44,8 +44,10 @@ def test_wrong_type_of_one_name_raises_and_nothing_is_held(
 ) -> None:
     client.lpush(MANY[at], "x")
     locker = make_locker(server.port)
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE") as caught:
         locker.acquire_many(MANY, 60)
+    note = f"of the lock {MANY[at]!r}"
+    assert getattr(caught.value, "__notes__", [note]) == [note]
     nothing_left(client, MANY[at].encode())
 
 
