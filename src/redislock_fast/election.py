@@ -28,6 +28,7 @@ from redislock_fast._election.record import (
 )
 from redislock_fast._election.threads import Body, Event, beside, new_event, until_set
 from redislock_fast._protocol.leading import Leader
+from redislock_fast._util import fork
 from redislock_fast._util.errors import LockLostError, LossReason, shown
 from redislock_fast.lock import Lock
 
@@ -61,6 +62,7 @@ class Term:
     """
 
     def __init__(self, election: Election) -> None:
+        self._generation = fork.generation()
         self._election = election
         self.number = 0
         self.stopping = new_event()
@@ -316,7 +318,7 @@ class Election:
 
     def _campaign(self, term: Term) -> bool:
         """Wait in line until the lock is held, and begin the term. Returns False where the election was stopped."""
-        if self._term is not None:
+        if self._term is not None and self._term._generation == fork.generation():  # noqa: SLF001  # of this very module
             raise no_term(self.name, "this object campaigns or leads already")
         self._term = term
         try:

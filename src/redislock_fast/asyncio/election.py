@@ -27,6 +27,7 @@ from redislock_fast._election.record import (
     record_leader,
 )
 from redislock_fast._protocol.leading import Leader
+from redislock_fast._util import fork
 from redislock_fast._util.coroutines import awaited
 from redislock_fast._util.errors import LockLostError, LossReason, shown
 from redislock_fast.asyncio.lock import Lock
@@ -61,6 +62,7 @@ class Term:
     """
 
     def __init__(self, election: Election) -> None:
+        self._generation = fork.generation()
         self._election = election
         self.number = 0
         self.stopping = new_event()
@@ -325,7 +327,7 @@ class Election:
 
     async def _campaign(self, term: Term) -> bool:
         """Wait in line until the lock is held, and begin the term. Returns False where the election was stopped."""
-        if self._term is not None:
+        if self._term is not None and self._term._generation == fork.generation():  # noqa: SLF001  # of this very module
             raise no_term(self.name, "this object campaigns or leads already")
         self._term = term
         try:

@@ -26,6 +26,7 @@ from redislock_fast import Election, LockLostError
 from redislock_fast.server import Server
 from tests.conftest import Connect
 from tests.support.electing import Candidate
+from tests.support.forks import InFork
 from tests.support.helpers import PATIENCE_S, wait_until
 from tests.support.interrupts import each_line, handled, interrupted_at
 from tests.support.proxy import Proxy
@@ -535,6 +536,22 @@ def test_killed_leader_is_followed(valkey: Server, connect: Connect) -> None:
             process.kill()
             process.communicate()
     assert seen == sorted(set(seen))
+
+
+def test_forked_child_of_a_leader_campaigns_for_itself(
+    valkey: Server, valkey_client: redis.Redis, in_fork: InFork
+) -> None:
+    election = Election(valkey_client, "beat", timeout=FAR_S)
+
+    def child() -> str:
+        seen = [election.is_leader]
+        valkey_client.delete("beat")  # that its parent leads no more
+        with election.term() as term:
+            seen += [election.is_leader, term.valid]
+        return str(seen)
+
+    with pytest.raises(LockLostError), election.term():
+        assert in_fork(child) == "[False, True, True]"
 
 
 @pytest.mark.slow
