@@ -57,7 +57,8 @@ class Limits(Generic[_Semaphore]):
         for field in fields:
             name = field.partition(".")[0].partition("[")[0]
             if name not in self._signature.parameters:
-                raise ValueError(f"limited({template!r}): {job.__qualname__}() has no parameter {name!r}")
+                called = getattr(job, "__qualname__", job)  # a partial function has none
+                raise ValueError(f"limited({template!r}): {called}() has no parameter {name!r}")
         self._is_template = bool(fields) or "{{" in template or "}}" in template
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Semaphore:

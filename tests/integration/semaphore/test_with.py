@@ -19,6 +19,7 @@ import redislock_fast
 import redislock_fast.asyncio
 from redislock_fast import Handle, LockLostError
 from redislock_fast.server import Server
+from tests.conftest import Connect
 from tests.support.helpers import PATIENCE_S, run_script, start, wait_until
 from tests.support.permits import QUEUE, ends_of, held, new_tokens, run_acquire
 from tests.support.waiting import FAR_S, LATE
@@ -426,6 +427,15 @@ def test_a_wrong_template_is_refused_when_the_function_is_decorated(
 
     with pytest.raises(error):
         decorate(work)
+
+
+@IN_THREADS
+def test_a_parameter_that_a_partial_function_has_no_more_is_refused(valkey: Server, connect: Connect) -> None:
+    def work(job: int) -> None:
+        pass
+
+    with pytest.raises(ValueError, match="has no parameter 'job'"):
+        redislock_fast.limited(connect(valkey.port), "{job}", 1)(functools.partial(work, 1))
 
 
 def test_wrong_settings_are_refused_when_the_decorator_is_made(world: World, valkey: Server) -> None:
