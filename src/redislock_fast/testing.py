@@ -142,9 +142,9 @@ def _noted(lock: Lock | AsyncLock, owner: Owner, reason: LossReason) -> list[Lea
 def assert_no_locks_left(client: Client) -> None:
     """Assert that no lock or permit is held on the server of a test, and that nobody waits for one.
 
-    Finds the locks of this package, of all processes, by their tokens: not those with a token of their caller's own. A
-    key that lingers counts. Sends `SCAN`, `GET` for each string in the database, `ZRANGE` for each sorted set, and what
-    `holders` and `Semaphore.status` send for each lock and semaphore.
+    Finds the locks of this package, of all processes, by their tokens: not those with a token of their caller's own,
+    and not those of a `Redlock`. A key that lingers counts. Sends `SCAN`, `GET` for each string in the database,
+    `ZRANGE` for each sorted set, and what `holders` and `Semaphore.status` send for each lock and semaphore.
 
     Args:
         client: a `redis.Redis` or `redis.RedisCluster`; for tests of asyncio locks, too.
