@@ -59,9 +59,14 @@ class StaleFenceError(LockError):
 
 
 @contextmanager
-def _raising_stale(fence: int) -> Iterator[None]:
+def _checked(fence: int | None) -> Iterator[int]:
+    """A context with a fence that may be sent, in which the server's refusal of it is raised as `StaleFenceError`."""
+    if type(fence) is not int:
+        raise TypeError(f"fence must be the fence of a held lock, an int, not {type(fence).__name__}")
+    if not 0 < fence <= _HIGHEST:
+        raise ValueError(f"fence must be from 1 to 2**53, not {fence}")
     try:
-        yield
+        yield fence
     except ResponseError as error:
         code, _, highest = str(error).partition(" ")
         if code != "STALEFENCE":
@@ -77,10 +82,6 @@ class _GuardBase:
         self._key_of = transport.encoding.key_of
 
     def _eval_args(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> list[Value]:
-        if type(fence) is not int:
-            raise TypeError(f"fence must be the fence of a held lock, an int, not {type(fence).__name__}")
-        if not 0 < fence <= _HIGHEST:
-            raise ValueError(f"fence must be from 1 to 2**53, not {fence}")
         if isinstance(keys, (str, bytes)) or not keys:
             raise ValueError("keys must be a list of keys; the first one is guarded")
         first, *others = map(self._key_of, keys)
@@ -110,7 +111,7 @@ class Guard(_GuardBase):
     def __init__(self, client: redis.Redis | redis.RedisCluster) -> None:
         super().__init__(client, thread_driver.transport_of(client))
 
-    def set(self, key: Key, value: Value, fence: int, *, ttl: float | None = None) -> None:
+    def set(self, key: Key, value: Value, fence: int | None, *, ttl: float | None = None) -> None:
         """Set a key. Sends `EVAL`, with `SET key value [PX ms]` in it.
 
         Args:
@@ -125,10 +126,10 @@ class Guard(_GuardBase):
             ValueError: a fence below 1 or beyond 2**53, or a `ttl` that is not above 0, or not finite.
             redis.exceptions.RedisError: what redis-py raises for `EVAL`.
         """
-        with _raising_stale(fence):
-            self._client.eval(*self._set_args(key, value, fence, ttl))
+        with _checked(fence) as checked:
+            self._client.eval(*self._set_args(key, value, checked, ttl))
 
-    def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
+    def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int | None) -> Any:
         """Run a Lua script that writes. Sends `EVAL`, with the guard's check before the script's first line.
 
         The script is written as for `EVAL` alone; it may begin with `#!lua`, but not with the flag `no-writes`. If it
@@ -149,8 +150,8 @@ class Guard(_GuardBase):
             ValueError: a fence below 1 or beyond 2**53, or no keys.
             redis.exceptions.RedisError: what redis-py raises for `EVAL`.
         """
-        with _raising_stale(fence):
-            return self._client.eval(*self._eval_args(script, keys, args, fence))
+        with _checked(fence) as checked:
+            return self._client.eval(*self._eval_args(script, keys, args, checked))
 
 
 class AsyncGuard(_GuardBase):
@@ -166,12 +167,12 @@ class AsyncGuard(_GuardBase):
     def __init__(self, client: redis.asyncio.Redis | redis.asyncio.RedisCluster) -> None:
         super().__init__(client, loop_driver.transport_of(client))
 
-    async def set(self, key: Key, value: Value, fence: int, *, ttl: float | None = None) -> None:
+    async def set(self, key: Key, value: Value, fence: int | None, *, ttl: float | None = None) -> None:
         """Set a key; see `Guard.set`."""
-        with _raising_stale(fence):
-            await self._client.eval(*self._set_args(key, value, fence, ttl))
+        with _checked(fence) as checked:
+            await self._client.eval(*self._set_args(key, value, checked, ttl))
 
-    async def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int) -> Any:
+    async def eval(self, script: str, keys: Sequence[Key], args: Sequence[Value], fence: int | None) -> Any:
         """Run a Lua script that writes; see `Guard.eval`."""
-        with _raising_stale(fence):
-            return await self._client.eval(*self._eval_args(script, keys, args, fence))
+        with _checked(fence) as checked:
+            return await self._client.eval(*self._eval_args(script, keys, args, checked))

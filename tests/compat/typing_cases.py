@@ -12,6 +12,7 @@ from redis.lock import Lock as RedisLock
 
 import redislock_fast.asyncio
 from redislock_fast import Lock, Locker, LossReason, Metrics, once
+from redislock_fast.fencing import AsyncGuard, Guard
 from redislock_fast.testing import lose
 
 
@@ -83,6 +84,16 @@ def right_uses(client: redis.Redis, cluster: redis.RedisCluster, tasks: redis.as
     Lock(cluster, "name", wait="poll")
     Locker(client).lock("name", timeout=1, on_lost=notes_a_loss)
     redislock_fast.asyncio.Lock(tasks, "name", on_lost=notes_a_loss_of_a_task)
+
+
+async def writes_with_fences(client: redis.Redis, tasks: redis.asyncio.Redis) -> None:
+    """A guard takes the fence of a lock as it is. The None of a lock without one is an error at run time."""
+    with Lock(client, "name", fencing=True) as lock:
+        Guard(client).set("key", "value", lock.fence, ttl=1.5)
+        Guard(client).eval("return 1", ["key"], [], lock.fence)
+    async with redislock_fast.asyncio.Lock(tasks, "name", fencing=True) as async_lock:
+        await AsyncGuard(tasks).set("key", "value", async_lock.fence)
+        await AsyncGuard(tasks).eval("return 1", [b"key"], [1], async_lock.fence)
 
 
 def wrong_uses(client: redis.Redis, tasks: redis.asyncio.Redis) -> None:
