@@ -1,6 +1,6 @@
 """The signals of `redislock run`, which belong to the command that it runs.
 
-Python calls a signal's handler in the main thread. It notes the signal, and the wakeup socket ends the wait for it.
+Python calls a signal's handler in the main thread. It notes the signal, and the wakeup pipe ends the wait for it.
 While the lock is waited for there is no command yet, so a signal ends that wait instead.
 """
 
@@ -10,7 +10,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
 from collections.abc import Iterator
 from types import FrameType
 
@@ -56,10 +55,10 @@ class Signals:
     def __init__(self) -> None:
         self._received: list[int] = []
         self._interrupts = False
-        self._read_end, self._write_end = socket.socketpair()
+        self._read_end, self._write_end = os.pipe()
         for end in (self._read_end, self._write_end):
-            end.setblocking(False)
-        signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         for number in signal.valid_signals() - _OWN:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)
@@ -92,7 +91,7 @@ class Signals:
         if not self._received:
             select.select([self._read_end], [], [], limit_s)
         with contextlib.suppress(BlockingIOError):
-            while self._read_end.recv(4096):
+            while os.read(self._read_end, 4096):
                 pass
         received, self._received = self._received, []
         return received
@@ -100,8 +99,8 @@ class Signals:
     def wake(self) -> None:
         """End `wait`. Any thread may call it."""
         with contextlib.suppress(BlockingIOError):  # a full buffer wakes, too
-            self._write_end.send(b"\0")
+            os.write(self._write_end, b"\0")
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Let the wakeup socket tell of a signal, and do no more."""
+    """Let the wakeup pipe tell of a signal, and do no more."""

@@ -81,6 +81,12 @@ def test_verbose_run_says_how_long_the_acquire_took(runs: Runs, valkey: Server, 
     assert re.fullmatch(r"redislock: acquired the lock 'name' after \d+\.\d{3} s, running 'echo'\n", errors)
 
 
+@pytest.mark.parametrize("options", [("name",), ("--limit", "2", "name"), ("--once-done", "60", "name")], ids=str)
+def test_nothing_is_left_that_python_warns_of(runs: Runs, valkey: Server, options: tuple[str, ...]) -> None:
+    run = runs(valkey.port, *options, "true", environment={"PYTHONWARNINGS": "always"})
+    assert run.end() == (0, "", "")
+
+
 def test_command_is_known_to_the_server_by_its_name(
     runs: Runs, valkey: Server, valkey_client: redis.Redis, redislock: Command
 ) -> None:
