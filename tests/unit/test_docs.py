@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 import textwrap
 from functools import cache
@@ -14,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+import redis.asyncio.lock
+import redis.lock
 
 import redislock_fast
 import redislock_fast.asyncio
@@ -174,6 +178,20 @@ def test_each_public_name_is_described_once() -> None:
     public = [_object(f"{module}.{name}".lstrip(".")) for module in _PUBLIC for name in _object(module).__all__]
     assert [one for one in public if not any(one is other for other in objects)] == []
     assert sorted(described) == sorted(set(described))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(redislock_fast.Lock, redis.lock.Lock), (redislock_fast.asyncio.Lock, redis.asyncio.lock.Lock)]
+)
+def test_what_a_lock_has_beside_redis_pys_is_listed(ours: type, theirs: type) -> None:
+    page = (_ROOT / "docs/explanation/differences.md").read_text(encoding="utf-8")
+    additions = page.partition("## Additions\n")[2].partition("\n## ")[0]
+    attributes = {
+        "local",
+        *inspect.signature(theirs).parameters,
+    }  # which redis-py's class does not have, but its objects
+    has = {name for name in dir(ours) if not name.startswith("_")} | set(inspect.signature(ours).parameters)
+    assert has - attributes - set(dir(theirs)) - set(re.findall(r"`(\w+)[`(]", additions)) == set()
 
 
 def test_check_finds_broken_links(tmp_path: Path) -> None:
