@@ -154,6 +154,16 @@ def test_snippets_of_a_program_stand_in_it(page: str) -> None:
             assert snippet.source.strip("\n") in (_ROOT / snippet.example).read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("page", _WITH_SNIPPETS)
+def test_snippets_import_what_type_checkers_do_not_find_in_redis_py(page: str) -> None:
+    whole = [snippet.source for snippet in _WITH_SNIPPETS[page] if snippet.example is None]
+    nodes = [node for source in whole for node in ast.walk(ast.parse(source))]
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    used = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+    of_redis_py = {name for name in used if re.fullmatch(r"redis\.\w+", name)}
+    assert of_redis_py - {f"redis.{name}" for name in redis.__all__} - imported == set()
+
+
 def test_snippets_that_are_not_run_are_few() -> None:
     not_run = {page: [s.reason for s in found if s.reason] for page, found in _WITH_SNIPPETS.items()}
     assert {page: reasons for page, reasons in not_run.items() if reasons} == given.NOT_RUN
