@@ -53,6 +53,14 @@ def test_rule_that_matches_nothing_is_an_error(package: Path) -> None:
     assert (answer.returncode, "current_task" in answer.stderr) == (1, True)
 
 
+@pytest.mark.parametrize(
+    "page", ["CONTRIBUTING.md", "docs/architecture.md", "docs/decisions/0018-generated-modules.md"]
+)
+def test_page_names_each_generated_module(page: str) -> None:
+    named = re.findall(r"\b(\w+)\.py\b", (ROOT / page).read_text(encoding="utf-8"))
+    assert set(GENERATED) - set(named) == set()
+
+
 def test_generated_module_awaits_nothing() -> None:
     for name in GENERATED:
         text = (ROOT / "src" / "redislock_fast" / f"{name}.py").read_text()
