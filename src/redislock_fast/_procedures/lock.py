@@ -257,6 +257,20 @@ class LockBase:
     _class_hooks: Hooks  # of the class that users name, and so is the next one
     _linger: Lingers
 
+    def __init_subclass__(cls, **settings: Any) -> None:
+        """Refuse a class with a property of its own in the place of what a lock keeps to itself.
+
+        It would not be asked: callers of this class and of redis-py's would lock two keys.
+
+        Raises:
+            TypeError: it has one.
+        """
+        super().__init_subclass__(**settings)
+        for name in ("local", "name", "redis", "timeout"):
+            if getattr(cls, name) is not getattr(LockBase, name):
+                text = "a lock reads it once: pass the value to super().__init__(), or assign it"
+                raise TypeError(f"{cls.__name__}.{name} cannot take the place of Lock.{name}, since {text}")
+
     @spelled_out("Lock")
     def __init__(
         self,

@@ -37,3 +37,11 @@ def test_lock_that_was_attached_has_an_empty_dict(valkey_client: redis.Redis) ->
 def test_lock_of_a_job_has_an_empty_dict(callers: Callers, valkey: Server) -> None:
     module = redislock_fast if isinstance(callers, Threads) else redislock_fast.asyncio
     assert {} == vars(module.once(callers.client(valkey.port), "name", timeout=FAR_S, at_least=0))
+
+
+@pytest.mark.parametrize("kind", [redislock_fast.Lock, redislock_fast.asyncio.Lock])
+@pytest.mark.parametrize("name", ["local", "name", "redis", "timeout"])
+def test_subclass_cannot_have_a_property_that_would_not_be_asked(kind: type, name: str) -> None:
+    own = property(lambda _lock: "another", lambda _lock, _value: None)
+    with pytest.raises(TypeError, match=f"^Prefixed.{name} cannot take the place of Lock.{name}, since "):
+        type("Prefixed", (kind,), {name: own})
