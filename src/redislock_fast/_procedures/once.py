@@ -20,6 +20,7 @@ from redislock_fast._procedures.lock import LockBase
 from redislock_fast._protocol.done import Done
 from redislock_fast._protocol.steps import Do, Steps
 from redislock_fast._queue.reporting import read_report
+from redislock_fast._util.coroutines import is_coroutine_function
 from redislock_fast._util.errors import shown
 from redislock_fast._util.times import positive_ms
 
@@ -104,7 +105,7 @@ def check_job(lock: LockBase, job: Any, token: Any) -> None:
             raise TypeError("each run needs a token of its own: give a decorator a function that returns it")
         if inspect.isgeneratorfunction(job) or inspect.isasyncgenfunction(job):
             raise TypeError(f"it cannot run a generator, whose body runs later: {job!r}")
-        if inspect.iscoroutinefunction(job) is not lock._is_for_tasks:
+        if is_coroutine_function(job) is not lock._is_for_tasks:
             kind = "a plain function, which redislock_fast.once runs"
             if not lock._is_for_tasks:
                 kind = "a coroutine function, which redislock_fast.asyncio.once runs"

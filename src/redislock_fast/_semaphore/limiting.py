@@ -7,6 +7,8 @@ import string
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from redislock_fast._util.coroutines import is_coroutine_function
+
 _MOST = 1024
 """How many semaphore objects a decorated function keeps; their permits keep theirs."""
 
@@ -26,7 +28,7 @@ def check_job(template: Any, job: Any, is_for_tasks: bool) -> None:
     """
     if inspect.isgeneratorfunction(job) or inspect.isasyncgenfunction(job):
         raise TypeError(f"limited({template!r}) takes no generator function, whose body runs later: {job!r}")
-    if inspect.iscoroutinefunction(job) is not is_for_tasks:
+    if is_coroutine_function(job) is not is_for_tasks:
         kind = "a plain function, which redislock_fast.limited takes"
         if not is_for_tasks:
             kind = "a coroutine function, which redislock_fast.asyncio.limited takes"

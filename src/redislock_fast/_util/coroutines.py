@@ -27,6 +27,12 @@ def coroutine_method(method: _Method) -> _Method:
     return method
 
 
+def is_coroutine_function(function: Any) -> bool:
+    """Whether a call of it returns a coroutine: it is an `async def`, or an object whose `__call__` is one."""
+    call = getattr(type(function), "__call__", None)  # noqa: B004  # the method itself, not whether there is one
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+
+
 def named(coroutine: Coroutine[Any, Any, _Result], name: str) -> Coroutine[Any, Any, _Result]:
     """Name the public method in the warning for a coroutine that is never awaited."""
     coroutine.__qualname__ = name  # type: ignore[attr-defined]  # typeshed does not know it

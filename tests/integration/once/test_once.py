@@ -5,6 +5,7 @@ Rules: `FAR_S` never passes during a test; that a time has passed is shown by th
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -293,6 +294,19 @@ def test_function_of_another_kind_is_refused(world: World, nowhere: Any) -> None
     for job in (_generator, _async_generator, _coroutine if world.in_threads else _function):
         with pytest.raises(TypeError, match=f"'nightly'.*{job.__name__}"):
             world.ours.once(nowhere, "nightly", timeout=FAR_S)(job)
+
+
+def test_object_that_is_called_as_a_coroutine_function_is_one(world: World, nowhere: Any) -> None:
+    class Object:
+        async def __call__(self) -> None:
+            pass
+
+    decorate = world.ours.once(nowhere, "nightly", timeout=FAR_S)
+    if world.in_threads:
+        with pytest.raises(TypeError, match=r"'nightly'.*a coroutine function"):
+            decorate(Object())
+    else:
+        assert inspect.iscoroutinefunction(decorate(Object()))
 
 
 def test_nothing_is_sent_before_the_first_run(world: World) -> None:

@@ -455,6 +455,11 @@ def test_a_function_of_the_other_kind_is_refused(world: World, valkey: Server) -
     def plain() -> None:
         pass
 
+    class Object:
+        async def __call__(self) -> None:
+            pass
+
     decorator = world.ours.limited(client, "name", 1)
-    with pytest.raises(TypeError, match="function"):
-        decorator(task if world.in_threads else plain)
+    for other in (task, Object()) if world.in_threads else (plain,):
+        with pytest.raises(TypeError, match="function"):
+            decorator(other)
