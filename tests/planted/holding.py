@@ -25,6 +25,26 @@ FAULTS = (
         "tests/unit/renewal/test_schedule.py::test_lease_that_comes_as_the_thread_ends_is_renewed",
     ),
     Fault(
+        "lock object releases what its caller has passed on by local.token",
+        "_lease/owner.py",
+        "            self._forget_lease(owner, lease)\n",
+        "            pass\n",
+        (
+            "tests/integration/holding/test_holding.py::"
+            "test_dropped_lock_that_is_not_held_any_more_is_no_matter[threads-local.token]"
+        ),
+    ),
+    Fault(
+        "lock object releases what a copy of it holds",
+        "_lease/owner.py",
+        "    twin._original = lock",
+        "    twin._original = None",
+        (
+            "tests/integration/holding/test_renewers.py::"
+            "test_a_copy_holds_the_lock_when_the_object_that_acquired_is_dropped"
+        ),
+    ),
+    Fault(
         "allowance for clock drift is left out",
         "_util/times.py",
         "return 0.01 * lease_s + 0.002",
