@@ -133,6 +133,7 @@ def handing_on_and_coming_back(
         answers = queue_up([first], client)
         second.release()
         hand_round([first], answers)
+        wait_until(lambda: not client.exists("name"), "the last release is executed, for which linger does not wait")
     return sent
 
 
