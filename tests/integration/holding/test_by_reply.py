@@ -61,5 +61,6 @@ def test_noted_lock_that_was_waited_for_is_renewed_and_handed_over_at_once(
     until_queued(valkey_client, "name", 1)
     with sent_by(valkey_client, "second") as sent:
         second.release()
-    assert sent.commands == ["EVALSHA"]
+    at_once = [command for command in sent.commands if command != "SET"]  # by which a renewal may come in between
+    assert at_once == ["EVALSHA"]
     assert (thirds.result(PATIENCE_S), losses.reasons) == (True, [])
