@@ -77,6 +77,10 @@ class NotExecuted(Exception):
         super().__init__(text)
         self.code = code
 
+    def __reduce__(self) -> tuple[type[NotExecuted], tuple[str, str]]:
+        """Be copied: each caller that waits for a connection gets an error of its own."""
+        return type(self), (self.code, str(self))
+
 
 class Redirected(Exception):
     """Another node of the cluster executes the request: it has the lock's slot (MOVED), or is being given it (ASK)."""

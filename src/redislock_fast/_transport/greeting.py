@@ -17,6 +17,7 @@ import hiredis
 from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
 from redislock_fast._protocol.capabilities import PING, Capabilities, greeting, is_named, read_greeting
 from redislock_fast._protocol.identity import introduction
+from redislock_fast._protocol.operation import NotExecuted, later_code
 from redislock_fast._util.tokens import TokenSource
 
 _program: str | None = None
@@ -46,7 +47,14 @@ def take_greeting(pipe: Any, tokens: TokenSource, replies: list[Reply]) -> tuple
 
     A server that does not know `CLIENT SETINFO` gets the text as the name of the connection, unless that has a name.
     No caller waits for the reply.
+
+    Raises:
+        NotExecuted: the server answers "later", as while a script runs for long: what it understands is not known.
     """
+    for reply in replies:
+        later = later_code(str(reply)) if isinstance(reply, hiredis.ReplyError) else ""
+        if later:
+            raise NotExecuted(later, str(reply))
     told = replies[-1]
     if len(replies) == len(PING) or (isinstance(told, hiredis.ReplyError) and str(told).startswith("NOPERM")):
         tokens.disown()

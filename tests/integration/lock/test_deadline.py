@@ -251,6 +251,24 @@ def test_server_that_says_later_is_not_flooded_until_the_deadline(scene: Scene, 
     assert proxy.requests["SET"] - known <= MOST_ASKED
 
 
+def test_server_that_says_later_while_it_is_connected_to_is_asked_again_what_it_understands(
+    scene: Scene, proxy: Proxy
+) -> None:
+    locks = scene.connect(proxy.port, **PATIENT)
+    proxy.answer(b"-BUSY running a script\r\n", "COMMAND", "CLIENT")
+    lock = scene.contender(locks, **LATE)
+    answer = lock.acquire(blocking_timeout=FAR_S)
+    proxy.wait_for_reply("COMMAND", 2)
+    assert not answer.done()
+    proxy.disarm()
+    assert answer.result(PATIENCE_S) is True
+    holder = redislock_fast.holders(scene.client, "name").holder
+    assert holder is not None
+    assert holder.process is not None
+    lock.release()
+    assert proxy.requests["DELIFEQ"] == (1 if scene.server.kind == "valkey" else 0)
+
+
 def test_lease_of_a_lock_that_a_hook_took_is_confirmed_until_the_deadline(scene: Scene, proxy: Proxy) -> None:
     taken = hooked(connected(scene, proxy.port, auto_renew=True), TakenByHook, TakenByAsyncHook)
     hooks_client = scene.connect(scene.client.connection_pool.connection_kwargs["port"])

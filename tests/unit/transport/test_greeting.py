@@ -12,13 +12,16 @@ import pytest
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
 from redislock_fast._protocol.identity import read_introduction
+from redislock_fast._protocol.operation import NotExecuted
 from redislock_fast._transport.greeting import first_requests, take_greeting
+from redislock_fast._util.redis_py import own_copy
 from redislock_fast._util.tokens import TokenSource, is_of_connection
 
 UNKNOWN = hiredis.ReplyError("ERR Unknown subcommand or wrong number of arguments for 'SETINFO'")
 NOPERM = hiredis.ReplyError("NOPERM User u has no permissions to run the 'client|setinfo' command")
 NO_INFO = hiredis.ReplyError("NOPERM User u has no permissions to run the 'client|info' command")
 INFO = b"id=7 addr=127.0.0.1:51406 name=%b age=0"
+BUSY = hiredis.ReplyError("BUSY The server is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.")
 
 
 class Pipe:
@@ -95,3 +98,13 @@ def test_connection_to_a_server_that_is_asked_for_nothing_has_no_identifier_of_i
     capabilities, ending = take_greeting(pipe, tokens, [b"PONG"])
     assert (False, None, []) == (capabilities.queues, ending, pipe.posted)
     assert not is_of_connection(tokens.identifier)
+
+
+@pytest.mark.parametrize("replies", [[BUSY, {b"mode": b"standalone"}, BUSY, BUSY], [BUSY]], ids=["greeting", "ping"])
+def test_server_that_says_later_is_not_taken_for_one_that_understands_little(replies: list[Reply]) -> None:
+    with pytest.raises(NotExecuted, match="busy running a script") as raised:
+        take_greeting(Pipe(), TokenSource(), replies)
+    assert (raised.value.code, str(raised.value)) == ("BUSY", str(BUSY))
+    twin = own_copy(raised.value)
+    assert twin is not raised.value
+    assert (twin.code, str(twin)) == ("BUSY", str(BUSY))

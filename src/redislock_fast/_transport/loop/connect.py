@@ -127,6 +127,7 @@ async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: 
         replies = await pipe.call_many(first_requests(tokens, greets), timeout_s)
         if is_unauthenticated(replies[0]):
             raise redis_error(str(replies[0]))
+        greeted = take_greeting(pipe, tokens, replies)
     except (ConnectionBroken, NoReply) as trouble:
         pipe.close()
         raise connecting_error(trouble, greets) from None
@@ -134,7 +135,6 @@ async def open_connection(pool: Any, tokens: TokenSource, end: LoopEnd, greets: 
         pipe.close()
         raise
     try:
-        greeted = take_greeting(pipe, tokens, replies)
         return AsyncConnection(pipe, tokens, *greeted, end, timeout_s, address_of(connection))
     finally:
         del connection, reader, writer, pipe  # see `LoopServerTransport._open`

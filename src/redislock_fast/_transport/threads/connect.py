@@ -105,6 +105,7 @@ def open_connection(pool: redis.ConnectionPool, tokens: TokenSource, ends_at: fl
         redis.exceptions.ConnectionError: and every other error of redis-py's own `connect()`.
         redis.exceptions.TimeoutError: the server did not answer in time.
         redis.exceptions.AuthenticationError: the server wants credentials that the pool does not have.
+        NotExecuted: the server answers "later".
     """
     settings = settings_of(pool)
     settings["retry"] = Retry(NoBackoff(), 0)
@@ -138,13 +139,14 @@ def open_connection(pool: redis.ConnectionPool, tokens: TokenSource, ends_at: fl
         replies = pipe.call_many(first_requests(tokens, greets), timeout_s)
         if is_unauthenticated(replies[0]):
             raise redis_error(str(replies[0]))
+        greeted = take_greeting(pipe, tokens, replies)
     except (ConnectionBroken, NoReply) as trouble:
         pipe.close()
         raise connecting_error(trouble, greets) from None
     except BaseException:
         pipe.close()
         raise
-    return Connection(connection, pipe, tokens, *take_greeting(pipe, tokens, replies))
+    return Connection(connection, pipe, tokens, *greeted)
 
 
 def _pipe_over(connection: Any) -> Pipe:
