@@ -85,6 +85,28 @@ def test_a_free_lock_is_taken_where_its_primary_has_failed(
     lock.release()
 
 
+@pytest.mark.filterwarnings("ignore:.*read_from_replicas:DeprecationWarning")
+@pytest.mark.parametrize("question", ["owned", "locked"])
+def test_a_former_primary_answers_no_question_of_a_client_that_reads_from_replicas(
+    callers: Callers, cluster: Cluster, place: Place, question: str
+) -> None:
+    client = connect(callers, cluster, retry=patient(callers), read_from_replicas=True)
+    lock = callers.contender(client, place.name, timeout=FAR_S)
+    assert lock.call("acquire")
+    new = cluster.swap(place.home)
+    former, known = cluster.admins[place.home], reads_of(cluster.admins[new])
+    of_former = reads_of(former)
+    assert lock.call(question) is True
+    assert (reads_of(former), reads_of(cluster.admins[new])) == (of_former, known + 1)
+    lock.release()
+
+
+def reads_of(admin: Any) -> int:
+    """How many reads a node has executed."""
+    calls: int = admin.info("commandstats").get("cmdstat_get", {}).get("calls", 0)
+    return calls
+
+
 @pytest.mark.parametrize("change", ["failed", "changed places"])
 def test_waiters_go_on_where_their_primary_has(callers: Callers, cluster: Cluster, place: Place, change: str) -> None:
     holder, *waiters = (

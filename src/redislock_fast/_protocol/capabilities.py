@@ -70,6 +70,11 @@ def is_named(replies: list[Reply]) -> bool:
     return _fields(replies[2]).get(b"name") != b""
 
 
+def may_read_from_replica(replies: list[Reply]) -> bool:
+    """Whether a replica of a cluster answers reads on the connection (`READONLY`), by the replies to `greeting`."""
+    return b"r" in _fields(replies[2]).get(b"flags", b"")
+
+
 def ending(client_info: Reply) -> Args | None:
     """The request by which another connection ends this one: the server executes nothing more from it.
 

@@ -15,7 +15,14 @@ from typing import Any
 import hiredis
 
 from redislock_fast._pipe.base import Args, ConnectionBroken, Reply
-from redislock_fast._protocol.capabilities import PING, Capabilities, greeting, is_named, read_greeting
+from redislock_fast._protocol.capabilities import (
+    PING,
+    Capabilities,
+    greeting,
+    is_named,
+    may_read_from_replica,
+    read_greeting,
+)
 from redislock_fast._protocol.identity import introduction
 from redislock_fast._protocol.operation import NotExecuted, later_code
 from redislock_fast._util.tokens import TokenSource
@@ -46,7 +53,8 @@ def take_greeting(pipe: Any, tokens: TokenSource, replies: list[Reply]) -> tuple
     """Read the replies. Returns the capabilities and the connection's `ending`.
 
     A server that does not know `CLIENT SETINFO` gets the text as the name of the connection, unless that has a name.
-    No caller waits for the reply.
+    A cluster client that reads from replicas has told the node so, which would then go on to answer reads once it is
+    a replica: it is told otherwise. No caller waits for these replies.
 
     Raises:
         NotExecuted: the server answers "later", as while a script runs for long: what it understands is not known.
@@ -61,6 +69,9 @@ def take_greeting(pipe: Any, tokens: TokenSource, replies: list[Reply]) -> tuple
     elif isinstance(told, hiredis.ReplyError) and not is_named(replies):
         with contextlib.suppress(ConnectionBroken):
             pipe.post((b"CLIENT", b"SETNAME", _introduction(tokens)))
+    if len(replies) > len(PING) and may_read_from_replica(replies):
+        with contextlib.suppress(ConnectionBroken):
+            pipe.post((b"READWRITE",))
     return read_greeting(replies)
 
 

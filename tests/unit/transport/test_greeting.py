@@ -108,3 +108,10 @@ def test_server_that_says_later_is_not_taken_for_one_that_understands_little(rep
     twin = own_copy(raised.value)
     assert twin is not raised.value
     assert (twin.code, str(twin)) == ("BUSY", str(BUSY))
+
+
+@pytest.mark.parametrize(("flags", "expected"), [(b"r", [(b"READWRITE",)]), (b"N", [])])
+def test_connection_of_a_client_that_reads_from_replicas_reads_from_none(flags: bytes, expected: list[Args]) -> None:
+    pipe = Pipe()
+    take_greeting(pipe, TokenSource(), answers(INFO % b"" + b" flags=" + flags, b"OK"))
+    assert pipe.posted == expected
