@@ -208,7 +208,7 @@ class Transport:
         """Clean up for a task that was dropped."""
         self._process.clean_up(entries)
 
-    async def split(self, keys: list[bytes]) -> list[list[int]]:
+    async def split(self, keys: list[bytes], _: float | None = None) -> list[list[int]]:
         """One group: one server has them all."""
         return [list(range(len(keys)))]
 

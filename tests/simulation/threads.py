@@ -268,7 +268,7 @@ class Beside:
         if self.turn is not None:
             self.turn.close()
 
-    def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
+    def split(self, keys: list[bytes], _: float | None = None) -> Sequence[Sequence[int]]:
         """One group: one server has them all."""
         return [range(len(keys))]
 

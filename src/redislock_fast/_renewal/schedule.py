@@ -225,7 +225,7 @@ def renew_leases(leases: list[Lease], losses: list[LeaseLoss]) -> Steps:
         return
     parts: Sequence[Sequence[int]] | None = None
     with ignoring_errors():
-        parts = yield Do("split", [lease.key for lease in open_ones])
+        parts = yield Do("split", [lease.key for lease in open_ones], limit_s(open_ones, clock()))
     if parts is None:
         for lease in open_ones:
             lease.troubled = True

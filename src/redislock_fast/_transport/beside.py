@@ -16,12 +16,14 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-from redis.exceptions import ConnectionError
+from redis.exceptions import ConnectionError, TimeoutError
 
 from redislock_fast._protocol.operation import Operation
 from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.threads.cluster import ThreadClusterTransport
 from redislock_fast._transport.threads.server import ThreadServerTransport
+from redislock_fast._transport.threads.starting import Task
+from redislock_fast._util import patching
 
 _CONNECTIONS = (
     "connection.Connection",
@@ -183,24 +185,34 @@ class Beside:
         self._is_closing = False
         notice_closing(owner, self, closing)
 
-    def _server(self) -> ThreadServerTransport:
-        if self._made is None:
-            owner = self._asyncio_owner()
-            if owner is None:
-                raise ConnectionError("the client is gone")
-            made = self._make(owner)
-            self._made = (made, self._kind(made))
-        return self._made[1]
+    def _server(self, limit_s: float | None) -> ThreadServerTransport:  # noqa: ARG002  # nothing is waited for here
+        return (self._made or self._make_server())[1]
+
+    def _make_server(self) -> tuple[Any, ThreadServerTransport]:
+        owner = self._asyncio_owner()
+        if owner is None:
+            raise ConnectionError("the client is gone")
+        made = self._make(owner)
+        self._made = (made, self._kind(made))
+        return self._made
 
     # ---- what a renewal needs ----
 
-    def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
-        """The keys' indexes, grouped by server."""
-        return self._server().split(keys)
+    def split(self, keys: list[bytes], limit_s: float | None = None) -> Sequence[Sequence[int]]:
+        """The keys' indexes, grouped by server.
+
+        Args:
+            keys: the keys.
+            limit_s: how long to wait at most until nodes can be asked, in seconds; None: without a limit.
+
+        Raises:
+            redis.exceptions.TimeoutError: none can be asked yet.
+        """
+        return self._server(limit_s).split(keys)
 
     def execute(self, operation: Operation, limit_s: float | None = None) -> None:
         """Drive an operation until it is finished; see `ThreadServerTransport.execute`."""
-        self._server().execute(operation, limit_s)
+        self._server(limit_s).execute(operation, limit_s)
         self.has_connected = True
 
     def clean_up(self, entries: list[tuple[bytes, bytes]]) -> None:
@@ -214,10 +226,7 @@ class Beside:
         """The client is being closed, or its loop ends: close the connection once nothing goes on there."""
         self._is_closing = True
         if self._made is not None:
-            owner, server = self._made
-            server.note_closing()
-            if isinstance(server, ThreadClusterTransport):
-                _disconnect(owner)
+            self._made[1].note_closing()
 
     def rest(self) -> None:
         """Nothing is renewed: close the connection if the client was closed."""
@@ -237,6 +246,38 @@ class Beside:
         with contextlib.suppress(OSError):
             self.note_closing()
         return ()
+
+
+class _BesideCluster(Beside):
+    """A cluster. To make redis-py's client of it may take long: that asks nodes, and waits for those that are silent.
+
+    So a thread of its own makes the client, which goes on where the renewal does not wait any longer.
+    """
+
+    _making: Task | None = None
+    _trouble: Exception | None = None
+
+    def _server(self, limit_s: float | None) -> ThreadServerTransport:
+        if self._made is None:
+            making = self._making
+            if making is None or making.is_over:
+                self._trouble = None
+                self._making = making = Task("connect", patching.own_thread(self._try_to_make))
+            making.wait(limit_s)
+        if self._made is None:
+            raise self._trouble or TimeoutError("no connection in time")
+        return self._made[1]
+
+    def _try_to_make(self) -> None:
+        try:
+            self._make_server()
+        except Exception as error:
+            self._trouble = error.with_traceback(None)
+
+    def note_closing(self) -> None:
+        super().note_closing()
+        if self._made is not None:
+            _disconnect(self._made[0])
 
 
 def beside_pool(pool: Any) -> Beside | None:
@@ -259,4 +300,5 @@ def beside_cluster(client: Any) -> Beside | None:
     connection_class = _thread_class(settings["connection_class"])
     if connection_class is None or not _is_for_threads(connection_class, settings):
         return None
-    return Beside(client, ThreadClusterTransport, partial(_new_cluster, connection_class=connection_class), "aclose")
+    make = partial(_new_cluster, connection_class=connection_class)
+    return _BesideCluster(client, ThreadClusterTransport, make, "aclose")

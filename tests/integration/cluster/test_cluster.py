@@ -24,7 +24,7 @@ from tests.support.async_helpers import async_few, eventually
 from tests.support.clusters import Cluster, Place, connect, remap_ports
 from tests.support.forks import InFork
 from tests.support.helpers import PATIENCE_S, RELEASE_COMMANDS, RELEASES_LAST, run_script
-from tests.support.holding import renewed_in_busy_loop
+from tests.support.holding import RENEWED, renewed, renewed_in_busy_loop
 from tests.support.waiting import FAR_S, Callers, connections
 
 
@@ -271,5 +271,26 @@ def test_a_thread_renews_the_locks_of_tasks(cluster: Cluster, client: redis.Redi
         async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port) as async_client:
             for place in (cluster.place(), cluster.place()):
                 await renewed_in_busy_loop(async_client, client, place.name)
+
+    asyncio.run(hold())
+
+
+def test_loop_renews_its_lock_while_a_thread_waits_for_silent_nodes(cluster: Cluster, place: Place) -> None:
+    admin = cluster.admins[place.home]
+
+    async def hold() -> None:
+        with cluster.proxied() as proxies:
+            elsewhere = remap_ports({port: proxy.port for port, proxy in proxies.items()})
+            settings: dict[str, Any] = {"address_remap": elsewhere, "socket_timeout": FAR_S}
+            async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port, **settings) as client:
+                lock = AsyncLock(client, place.name, **RENEWED)
+                assert await lock.acquire()
+                home = proxies.pop(cluster.nodes[place.home].port)
+                home.answer(b"-ERR not now\r\n", "CLUSTER")  # so the thread asks the next node, and waits
+                for proxy in proxies.values():
+                    proxy.hold()
+                for _ in range(3):
+                    await eventually(renewed(lambda: int(admin.pttl(place.name))), "it is renewed")
+                await lock.release()
 
     asyncio.run(hold())

@@ -52,7 +52,7 @@ class Thread:
         self.held = True
         self.is_away = False
 
-    def split(self, keys: list[bytes]) -> list[range]:
+    def split(self, keys: list[bytes], _: float | None = None) -> list[range]:
         return [range(len(keys))]
 
     def execute(self, operation: Pipeline, _: float | None) -> None:

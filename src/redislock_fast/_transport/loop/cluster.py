@@ -189,9 +189,9 @@ class LoopClusterTransport(LoopServerTransport):
         super().post(connection, ASKING)  # no other request of the loop comes between the two
         super().post(connection, args, on_reply)
 
-    async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
-        """The keys' indexes, grouped by node."""
-        return indexes_by_node(await self._informed_owner(None), keys)
+    async def split(self, keys: list[bytes], limit_s: float | None = None) -> Sequence[Sequence[int]]:
+        """The keys' indexes, grouped by node. Waits at most `limit_s` seconds for the topology; None: without limit."""
+        return indexes_by_node(await self._informed_owner(limit_s), keys)
 
     def abandon(self) -> None:
         """In a forked child: close our copies of the sockets, and nothing else of the parent's."""

@@ -350,8 +350,8 @@ class LoopServerTransport(ServerTransport[AsyncConnection]):
             else:
                 registry.note_subscription(channel, subscribing.result)
 
-    async def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
-        """The keys' indexes, grouped by server: here, one group."""
+    async def split(self, keys: list[bytes], _: float | None = None) -> Sequence[Sequence[int]]:
+        """The keys' indexes, grouped by server: here, one group. Nothing is waited for."""
         return [range(len(keys))]
 
     def next_message(self, waiter: Waiter, timeout_s: float) -> Awaitable[object]:

@@ -256,8 +256,8 @@ class ThreadClusterTransport(ThreadServerTransport):
                 if node is not None:
                     node.post_cleanup([entry])
 
-    def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
-        """The keys' indexes, grouped by node."""
+    def split(self, keys: list[bytes], _: float | None = None) -> Sequence[Sequence[int]]:
+        """The keys' indexes, grouped by node. Nothing is waited for."""
         return indexes_by_node(self._live_owner(), keys)
 
     def _follow(self, route: Route, visit: Callable[[ThreadServerTransport], _Result]) -> _Result:

@@ -71,8 +71,8 @@ class ThreadServerTransport(ServerTransport[Connection]):
     def encoding_of(owner: Any) -> Encoding:
         return BlockingEncoding(owner.get_encoder())
 
-    def split(self, keys: list[bytes]) -> Sequence[Sequence[int]]:
-        """The keys' indexes, grouped by server: here, one group."""
+    def split(self, keys: list[bytes], _: float | None = None) -> Sequence[Sequence[int]]:
+        """The keys' indexes, grouped by server: here, one group. Nothing is waited for."""
         return [range(len(keys))]
 
     def begin(self, call: FirstRequest) -> object:
