@@ -42,6 +42,9 @@ _OF_POOLS = ("connection_class", "max_connections", "response_callbacks", "maint
 _FOREIGN = ("encoder_class", "parser_class", "redis_connect_func")
 """Those in whose place there is nothing for threads where a user has set them."""
 
+_DROPPED = ("ssl_ciphers", "ssl_min_version")
+"""Settings that redis-py's cluster client for threads leaves out without a word: it would connect less safely."""
+
 
 def _thread_class(connection_class: type) -> Any:
     """The connection class for threads beside this one; None where there is none."""
@@ -298,7 +301,8 @@ def beside_cluster(client: Any) -> Beside | None:
     own = dict.fromkeys(("parser_class", "redis_connect_func"))  # redis-py's, which no user can replace
     settings = {**client.connection_kwargs, **own}
     connection_class = _thread_class(settings["connection_class"])
-    if connection_class is None or not _is_for_threads(connection_class, settings):
+    drops = any(settings.get(name) is not None for name in _DROPPED)
+    if drops or connection_class is None or not _is_for_threads(connection_class, settings):
         return None
     make = partial(_new_cluster, connection_class=connection_class)
     return _BesideCluster(client, ThreadClusterTransport, make, "aclose")
