@@ -21,6 +21,7 @@ from redislock_fast import Lock
 from redislock_fast.server import Server
 from tests.support.helpers import PATIENCE_S, few, once, start, wait_until
 from tests.support.holding import renewed_in_busy_loop
+from tests.support.proxy import Proxy
 from tests.support.sentinels import SERVICE, announce, sentinel_of
 from tests.support.waiting import FAR_S, Callers, Threads, until_queued
 
@@ -61,12 +62,12 @@ def client(watch: Watch) -> Iterator[redis.Redis]:
         yield running
 
 
-def primary_for(callers: Callers, watch: Watch) -> Any:
-    """The same for callers who are threads or tasks."""
-    if isinstance(callers, Threads):
-        return callers.keep(watch.sentinel.master_for(SERVICE))
-    (port,) = (sentinel.connection_pool.connection_kwargs["port"] for sentinel in watch.sentinel.sentinels)
-    sentinel: Any = redis.asyncio.sentinel.Sentinel([("127.0.0.1", port)])  # type: ignore[no-untyped-call]
+def primary_for(callers: Callers, watch: Watch, port: int | None = None, **settings: Any) -> Any:
+    """The same for callers who are threads or tasks; of what listens on this port before the sentinel."""
+    if port is None:
+        port = watch.sentinel.sentinels[0].connection_pool.connection_kwargs["port"]
+    kind: Any = Sentinel if isinstance(callers, Threads) else redis.asyncio.sentinel.Sentinel
+    sentinel = kind([("127.0.0.1", port)], **settings)
     callers.keep(sentinel.sentinels[0])
     return callers.keep(sentinel.master_for(SERVICE))
 
@@ -165,6 +166,25 @@ def test_without_a_primary_acquire_raises_what_the_client_does(watch: Watch) -> 
         watch.withdraw()
         with pytest.raises(MasterNotFoundError):
             Lock(client, "name", timeout=10).acquire()
+
+
+def test_silent_sentinel_is_waited_for_until_the_callers_time_ends(callers: Callers, watch: Watch) -> None:
+    (sentinel,) = watch.sentinel.sentinels
+    with Proxy(sentinel.connection_pool.connection_kwargs["port"]) as silent:
+        client = primary_for(callers, watch, silent.port, socket_timeout=FAR_S)
+        lock = callers.contender(client, "name", timeout=FAR_S)
+        silent.hold()
+        for _ in range(2):
+            with pytest.raises((redis.TimeoutError, redis.ConnectionError)):
+                lock.acquire(blocking_timeout=0.05).result(PATIENCE_S)
+        assert silent.requests["SENTINEL"] <= 1  # the second attempt has waited for the answer to the first
+        silent.resume()
+        assert lock.acquire(blocking_timeout=PATIENCE_S).result(PATIENCE_S) is True
+        lock.release()
+        watch.withdraw()
+        callers.run(client.connection_pool.disconnect)
+        with pytest.raises(redis.ConnectionError, match="No master found"):
+            lock.acquire(blocking_timeout=0.5).result(PATIENCE_S)
 
 
 def test_a_thread_renews_the_locks_of_tasks(watch: Watch) -> None:

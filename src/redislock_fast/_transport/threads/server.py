@@ -38,6 +38,7 @@ from redislock_fast._transport.base import MOST_LOSSES, BlockingEncoding, Encodi
 from redislock_fast._transport.pool_events import notice_closing
 from redislock_fast._transport.threads.cleanup import ThreadCleanup, finish_at_exit
 from redislock_fast._transport.threads.connect import Connection, GreetingBroken, open_connection
+from redislock_fast._transport.threads.sentinels import Search
 from redislock_fast._util import fork, patching
 from redislock_fast._util.redis_py import redis_error
 from redislock_fast._util.times import FOREVER_S, clock, reply_within_s
@@ -62,6 +63,7 @@ class ThreadServerTransport(ServerTransport[Connection]):
         self.cleanup = ThreadCleanup(self)
         self._connecting = threading.RLock()
         self._giving_up = threading.RLock()
+        self._search: Search | None = None  # by the thread that connects
         self._dedicated: list[ThreadServerTransport] = []
         finish_at_exit(self)
         fork.forget_in_child(self)
@@ -358,6 +360,8 @@ class ThreadServerTransport(ServerTransport[Connection]):
                 pass
 
     def _open(self, ends_at: float | None) -> Connection:
+        if ends_at is not None:
+            self._find_primary(ends_at)
         tokens = self.tokens  # they change when a connection is given up, and there is none
         for _ in range(MOST_LOSSES if self.greets else 0):
             with contextlib.suppress(GreetingBroken):
@@ -366,9 +370,26 @@ class ThreadServerTransport(ServerTransport[Connection]):
         self._note_plain()
         return connection
 
+    def _find_primary(self, ends_at: float) -> None:
+        """Where sentinels name the primary, wait until one has answered."""
+        pool = self._live_owner()
+        if not getattr(pool, "is_master", False):
+            return
+        if self._search is None:
+            with contextlib.suppress(RuntimeError):  # no thread can be started: this one asks, and waits as long
+                self._search = Search(pool)
+        search = self._search
+        if search is not None:
+            try:
+                search.wait(ends_at - clock())
+            finally:
+                if search.is_over:
+                    self._search = None
+
     def forget(self) -> None:
         """In a forked child: leave the parent's connection and cleanup to the parent."""
         connection, self.connection = self.connection, None
+        self._search = None
         self._connecting = threading.RLock()
         self._giving_up = threading.RLock()
         self.cleanup.forget()
