@@ -12,8 +12,9 @@ import redis.asyncio
 
 from redislock_fast._pipe.loop_py import running_loop
 from redislock_fast.asyncio import Lock
+from redislock_fast.server import Server
 from tests.support.async_helpers import in_loop, run_in_loop
-from tests.support.helpers import PATIENCE_S
+from tests.support.helpers import PATIENCE_S, run_script
 
 
 @pytest.fixture
@@ -83,3 +84,45 @@ async def test_another_loop_that_runs_within_a_step_is_the_running_one(
             assert await is_known()
             assert [True] * 3 == run_within(loop_kind, hold_once(async_valkey_client))
             assert await is_known()
+
+
+NESTING = """
+import asyncio
+import sys
+import nest_asyncio
+import redis.asyncio
+from redislock_fast.asyncio import Lock
+
+async def hold(client, name):
+    async with Lock(client, name, timeout=10):
+        return name
+
+async def hold_nested(client, name, within):
+    async with Lock(client, name, timeout=10):
+        if within:
+            nest_asyncio.apply()
+        loop = asyncio.get_running_loop()
+        names = [loop.run_until_complete(hold(client, "inner"))]
+        return names + loop.run_until_complete(asyncio.gather(hold(client, "one"), hold(client, "two")))
+
+async def main(port, within):
+    client = redis.asyncio.Redis(port=port)
+    assert await hold_nested(client, "outer", within) == ["inner", "one", "two"]
+    jobs = [hold_nested(client, f"outer-{number % 3}", within) for number in range(9)]
+    assert await asyncio.gather(*jobs) == [["inner", "one", "two"]] * 9
+    assert not await client.dbsize()
+    await client.aclose()
+
+within = sys.argv[2] == "within a step"
+if not within:
+    asyncio.set_event_loop(asyncio.new_event_loop())
+    nest_asyncio.apply()
+asyncio.run(asyncio.wait_for(main(int(sys.argv[1]), within), float(sys.argv[3])))
+"""
+
+
+@pytest.mark.parametrize("applied", ["before", "within a step"])
+def test_a_loop_that_is_run_again_within_a_step_has_replies_delivered(valkey: Server, applied: str) -> None:
+    pytest.importorskip("nest_asyncio")
+    ended = run_script(NESTING, valkey.port, applied, PATIENCE_S)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -5,7 +5,9 @@ It has six shortcuts for the hot path (figures: `python -m bench throughput --mo
 
 - A task awaits a `Slot`: a future whose task is stepped as soon as the buffer is parsed, not by `call_soon` in the next
   iteration of the loop. That saves a handle for each reply and, for a lone task, one of two iterations with a system
-  call. A task is stepped only while no other task runs, which is so when the loop calls a protocol.
+  call. A task is stepped only while no other task runs, which is so when the loop calls a protocol. In a loop that
+  `nest_asyncio` has patched, none is: a task may run the loop within its step, and wait there for what the pipe is to
+  send or deliver after the step.
 - Before Python 3.12, a task that is stepped so gets its loop from here: asyncio makes a system call for that, to see
   whether it is in a forked child. Where another loop runs within the step, asyncio says which one.
 - The pipe spins for a lone caller's reply, in the iteration of the loop after its request, where `spin.pxd` finds that
@@ -264,7 +266,7 @@ cdef class LoopPipe:
     cdef bint receiving            # replies and pushes are being parsed
     cdef Slot ready_head            # listeners that have got a message, their tasks yet to run
     cdef Slot ready_tail
-    cdef bint direct               # tasks may be stepped now: no task runs, and none has ended the loop
+    cdef bint direct               # tasks may be stepped now: no task runs or nests the loop, and none has ended it
     cdef Py_ssize_t half           # how many requests of stepped tasks leave together
     cdef Buffer queued             # the bytes that leave with the next flush
     cdef Py_ssize_t queued_count   # how many of the last slots are in queued
@@ -403,6 +405,9 @@ cdef class LoopPipe:
         if self.tail is None:
             self.head = self.tail = slot
             self.heard = now
+            if self.delivering and self._nests():  # since this step
+                self.delivering = self.direct = False
+                self._step()
             if not self.delivering:
                 self._write()
         else:
@@ -506,7 +511,7 @@ cdef class LoopPipe:
         self.just_sent = 0
         if self.awaited is &self.calling:
             self.awaited = NULL
-        self.direct = current_task(self.loop) is None
+        self.direct = current_task(self.loop) is None and not self._nests()
         self.receiving = True
         try:
             self._deliver(received)
@@ -634,6 +639,10 @@ cdef class LoopPipe:
         elif slot.state == DROPPED and slot.callback is not None:
             slot.callback(reply)
         return 0
+
+    cdef int _nests(self) except -1:
+        """Whether a task may run the loop within its step."""
+        return hasattr(self.loop, "_nest_patched")
 
     cdef int _make_done(self, Slot slot) except -1:
         """Note that the slot's task is to be stepped."""
