@@ -26,7 +26,7 @@ from redislock_fast._election.record import (
     read_leader,
     record_leader,
 )
-from redislock_fast._election.threads import Body, Event, beside, new_event, until_set
+from redislock_fast._election.threads import Body, Stop, beside, new_event, new_stop
 from redislock_fast._protocol.leading import Leader
 from redislock_fast._util import fork
 from redislock_fast._util.errors import LockLostError, LossReason, shown
@@ -263,7 +263,7 @@ class Election:
         self._on_stopped = on_stopped
         self._on_danger = on_danger
         self._on_new_leader = on_new_leader
-        self._stopped = new_event()
+        self._stopped = new_stop()
         self._term: Term | None = None  # the one for which this object campaigns, or which it leads
         self._lock: Lock = self._new_lock()  # by which it looks; it is never acquired
 
@@ -287,7 +287,7 @@ class Election:
             redis.exceptions.ResponseError: the server's error, such as for a user who may not do this.
             Exception: what `lead`, `on_started` or `on_stopped` raises. The term ends before.
         """
-        ended, outage = new_event(), Outage(self.name)
+        ended, outage = new_stop(), Outage(self.name)
         follows = self._on_new_leader is not None
         try:
             with beside(partial(self._follow, ended)) if follows else contextlib.nullcontext():
@@ -314,7 +314,7 @@ class Election:
             term._drop()  # noqa: SLF001  # of this very module
             raise
         if outage.is_met:
-            until_set(self._stopped, _PAUSE_S)
+            self._stopped.wait(_PAUSE_S)
 
     def _campaign(self, term: Term) -> bool:
         """Wait in line until the lock is held, and begin the term. Returns False where the election was stopped."""
@@ -397,18 +397,18 @@ class Election:
         """
         return self._observed(self._stopped)
 
-    def _observed(self, until: Event) -> Iterator[Leader]:
+    def _observed(self, until: Stop) -> Iterator[Leader]:
         outage, observing = Outage(self.name), Observing(self._lock, until)
         while not until.is_set():
             leader = None
             with outage.survived():
                 leader = self._lock._drive(observing.steps())  # noqa: SLF001  # of this package
             if leader is None:
-                until_set(until, self._sleep)
+                until.wait(self._sleep)
             else:
                 yield leader
 
-    def _follow(self, ended: Event) -> None:
+    def _follow(self, ended: Stop) -> None:
         """Call `on_new_leader` for each new leader."""
         assert self._on_new_leader is not None
         try:

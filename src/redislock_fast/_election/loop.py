@@ -6,9 +6,37 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeAlias
+from typing import Any
 
-Event: TypeAlias = "asyncio.Event"
+
+class Stop:
+    """An event for the tasks of several event loops, one after the other: an `asyncio.Event` serves only its first."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, forever. Those who wait go on."""
+        self._is_set = True
+        for waiter in list(self._waiters):
+            if not waiter.done() and not waiter.get_loop().is_closed():
+                waiter.set_result(None)
+
+    async def wait(self, seconds: float) -> None:
+        """Return once it is set, after so many seconds at most."""
+        if self._is_set:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=seconds)
+        finally:
+            self._waiters.discard(waiter)
 
 
 def new_event() -> asyncio.Event:
@@ -16,10 +44,9 @@ def new_event() -> asyncio.Event:
     return asyncio.Event()
 
 
-async def until_set(event: Event, seconds: float) -> None:
-    """Return once the event is set, after so many seconds at most."""
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+def new_stop() -> Stop:
+    """Make an event for whatever uses an election."""
+    return Stop()
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from redislock_fast._transport.threads.starting import start_thread
 
-Event: TypeAlias = "threading.Event"
+Stop: TypeAlias = "threading.Event"
 
 
 def new_event() -> threading.Event:
@@ -17,9 +17,9 @@ def new_event() -> threading.Event:
     return threading.Event()
 
 
-def until_set(event: Event, seconds: float) -> None:
-    """Return once the event is set, after so many seconds at most."""
-    event.wait(seconds)
+def new_stop() -> threading.Event:
+    """Make an event for whatever uses an election."""
+    return threading.Event()
 
 
 @contextlib.contextmanager

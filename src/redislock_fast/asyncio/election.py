@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import LockError
 
-from redislock_fast._election.loop import Body, Event, beside, new_event, until_set
+from redislock_fast._election.loop import Body, Stop, beside, new_event, new_stop
 from redislock_fast._election.observing import Observing
 from redislock_fast._election.record import (
     Outage,
@@ -269,7 +269,7 @@ class Election:
         self._on_stopped = on_stopped
         self._on_danger = on_danger
         self._on_new_leader = on_new_leader
-        self._stopped = new_event()
+        self._stopped = new_stop()
         self._term: Term | None = None  # the one for which this object campaigns, or which it leads
         self._lock: Lock = self._new_lock()  # by which it looks; it is never acquired
 
@@ -294,7 +294,7 @@ class Election:
             redis.exceptions.ResponseError: the server's error, such as for a user who may not do this.
             Exception: what `lead`, `on_started` or `on_stopped` raises. The term ends before.
         """
-        ended, outage = new_event(), Outage(self.name)
+        ended, outage = new_stop(), Outage(self.name)
         follows = self._on_new_leader is not None
         try:
             async with beside(partial(self._follow, ended)) if follows else contextlib.nullcontext():
@@ -323,7 +323,7 @@ class Election:
             term._drop()  # noqa: SLF001  # of this very module
             raise
         if outage.is_met:
-            await until_set(self._stopped, _PAUSE_S)
+            await self._stopped.wait(_PAUSE_S)
 
     async def _campaign(self, term: Term) -> bool:
         """Wait in line until the lock is held, and begin the term. Returns False where the election was stopped."""
@@ -407,18 +407,18 @@ class Election:
         """
         return self._observed(self._stopped)
 
-    async def _observed(self, until: Event) -> AsyncIterator[Leader]:
+    async def _observed(self, until: Stop) -> AsyncIterator[Leader]:
         outage, observing = Outage(self.name), Observing(self._lock, until)
         while not until.is_set():
             leader = None
             with outage.survived():
                 leader = await self._lock._drive(observing.steps())  # noqa: SLF001  # of this package
             if leader is None:
-                await until_set(until, self._sleep)
+                await until.wait(self._sleep)
             else:
                 yield leader
 
-    async def _follow(self, ended: Event) -> None:
+    async def _follow(self, ended: Stop) -> None:
         """Call `on_new_leader` for each new leader."""
         assert self._on_new_leader is not None
         try:

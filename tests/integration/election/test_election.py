@@ -19,12 +19,15 @@ from typing import Any
 
 import pytest
 import redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import LockError
 
 import redislock_fast
 from redislock_fast import Election, LockLostError
 from redislock_fast.server import Server
 from tests.conftest import Connect
+from tests.support.async_helpers import eventually
 from tests.support.electing import Candidate
 from tests.support.forks import InFork
 from tests.support.helpers import PATIENCE_S, wait_until
@@ -478,6 +481,40 @@ def test_block_of_a_task_that_another_cancels_is_cancelled(valkey: Server) -> No
             return task.cancelled(), await election.leader() is None
 
     assert asyncio.run(scenario()) == (True, True)
+
+
+async def _waits_and_leads(
+    election: redislock_fast.asyncio.Election, server: Server, caplog: pytest.LogCaptureFixture
+) -> bool:
+    """Whether it leads once its server is there again, which is away for a while, as it logs."""
+    leads = asyncio.Event()
+
+    async def lead(term: Any) -> None:
+        leads.set()
+        await term.stopping.wait()
+
+    caplog.clear()
+    server.kill()
+    running = asyncio.ensure_future(election.run(lead))
+    await eventually(lambda: "waits until its server is there again" in caplog.text, "that is logged")
+    server.start()
+    leading = asyncio.ensure_future(leads.wait())
+    await asyncio.wait([running, leading], timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+    for task in (running, leading):
+        task.cancel()
+    await asyncio.wait([running, leading])
+    return running.cancelled() and leads.is_set()
+
+
+def test_an_election_waits_for_its_server_in_one_event_loop_after_the_other(
+    spare_server: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = spare_server()
+    client = redis.asyncio.Redis(port=server.port, retry=Retry(NoBackoff(), 0))
+    election = redislock_fast.asyncio.Election(client, "beat")
+    for _ in range(2):
+        assert asyncio.run(_waits_and_leads(election, server, caplog))
+    election.stop()
 
 
 def _lead_and_stop(election: Election) -> None:
