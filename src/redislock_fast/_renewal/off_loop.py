@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from redislock_fast._lease.lease import Lease
 from redislock_fast._procedures.loss import LeaseLoss, lose
-from redislock_fast._renewal.schedule import Record, endangered, record_of
+from redislock_fast._renewal.schedule import Record, endangered, record_of, replace_record
 from redislock_fast._renewal.threads import Renewer
 from redislock_fast._transport.beside import Beside
 from redislock_fast._util.errors import LossReason
@@ -96,6 +96,13 @@ class OffLoopRenewer(Renewer):
 
     def __init__(self, beside: Beside) -> None:
         super().__init__(beside)
+
+    def keep(self, lease: Lease, side: Any = None) -> None:
+        """As `Renewer.keep`. A lease of a loop that is closed goes on in this one, where its lock is used."""
+        record: Record | None = lease.record
+        if record is not None and record.side is not None and record.side.watch.is_closed:
+            self.forget_soon(replace_record(lease, side.dropped, side))
+        super().keep(lease, side)
 
     def _record_of(self, lease: Lease, side: _Side) -> Record:
         return record_of(lease, side.dropped, side)

@@ -102,6 +102,17 @@ def record_of(lease: Lease, dropped: Callable[[Any], None], side: Any = None) ->
     return record
 
 
+def replace_record(lease: Lease, dropped: Callable[[Any], None], side: Any) -> Record:
+    """Make a new reference to a lease whose present one is of a renewer that has ended. Returns the former one."""
+    fresh = Record(lease, dropped, side)
+    with mutex.lock:
+        former: Record = lease.record
+        former.is_over = True
+        fresh.is_over = lease.over or lease.loss is not None
+        lease.record = fresh
+    return former
+
+
 ON_LOST_FAILED = "on_lost failed for the %s, which was lost (%s)."
 """What is logged then: `shown_held`, and the reason."""
 

@@ -268,6 +268,32 @@ def test_what_a_closed_loop_has_held_is_renewed_no_more(
     until_in_busy_loop(lambda: kept[1].lost, "the lock object knows")
 
 
+def test_what_a_closed_loop_has_held_is_renewed_in_the_loop_that_prolongs_it(
+    each_loop_kind: str, valkey: Server, valkey_client: redis.Redis
+) -> None:
+    losses = Losses()
+    client = redis.asyncio.Redis(port=valkey.port)
+    lock = Lock(client, "name", on_lost=losses, **RENEWED)
+
+    def left_ms() -> int:
+        return int(valkey_client.pttl("name"))
+
+    async def leave() -> None:
+        await lock.acquire()
+        await eventually(renewed(left_ms), "it is renewed")
+
+    async def go_on() -> None:
+        assert await lock.reacquire()
+        await eventually(renewed(left_ms), "it is renewed")
+        valkey_client.delete("name")
+        await eventually(lambda: losses.reasons, "the loss is told")
+        await client.aclose()
+
+    run_in_loop(each_loop_kind, leave())
+    run_in_loop(each_loop_kind, go_on())
+    assert losses.reasons == [LossReason.DELETED]
+
+
 def test_stopped_loop_renews_nothing_until_it_runs_again(valkey: Server, valkey_client: redis.Redis) -> None:
     losses = Losses()
     loop = asyncio.new_event_loop()
