@@ -54,6 +54,24 @@ async def test_other_threads_are_not_told_of_it(async_valkey_client: redis.async
         assert [True] == told
 
 
+@in_loop
+async def test_debug_mode_names_the_task_that_takes_long_after_a_reply(
+    async_valkey_client: redis.asyncio.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_debug(True)
+    loop.slow_callback_duration = 0
+
+    async def hold() -> None:
+        async with Lock(async_valkey_client, "name", timeout=10):
+            pass
+
+    await hold()  # connects
+    caplog.clear()
+    await asyncio.create_task(hold(), name="holder")
+    assert [text for text in caplog.messages if text.startswith("Executing <Task finished name='holder' ")]
+
+
 def run_within(loop_kind: str, scenario: Coroutine[Any, Any, Any]) -> Any:
     """Run a loop within a step of the running one, as `nest_asyncio` and notebooks do."""
     outer, task = asyncio.get_running_loop(), asyncio.current_task()

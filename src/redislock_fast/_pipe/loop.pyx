@@ -7,7 +7,7 @@ It has six shortcuts for the hot path (figures: `python -m bench throughput --mo
   iteration of the loop. That saves a handle for each reply and, for a lone task, one of two iterations with a system
   call. A task is stepped only while no other task runs, which is so when the loop calls a protocol. In a loop that
   `nest_asyncio` has patched, none is: a task may run the loop within its step, and wait there for what the pipe is to
-  send or deliver after the step.
+  send or deliver after the step. In asyncio's debug mode, none is either: the loop names each slow task that it runs.
 - Before Python 3.12, a task that is stepped so gets its loop from here: asyncio makes a system call for that, to see
   whether it is in a forked child. Where another loop runs within the step, asyncio says which one.
 - The pipe spins for a lone caller's reply, in the iteration of the loop after its request, where `spin.pxd` finds that
@@ -266,6 +266,7 @@ cdef class LoopPipe:
     cdef bint receiving            # replies and pushes are being parsed
     cdef Slot ready_head            # listeners that have got a message, their tasks yet to run
     cdef Slot ready_tail
+    cdef bint debugs               # the loop was in debug mode when the pipe was made
     cdef bint direct               # tasks may be stepped now: no task runs or nests the loop, and none has ended it
     cdef Py_ssize_t half           # how many requests of stepped tasks leave together
     cdef Buffer queued             # the bytes that leave with the next flush
@@ -290,6 +291,7 @@ cdef class LoopPipe:
         self.owner = owner
         self.process = forks
         self.loop = asyncio.get_running_loop()
+        self.debugs = self.loop.get_debug()
         self.closed = self.loop.create_future()
         self.done = self.loop.create_future()
         self.done.set_result(None)
@@ -511,7 +513,7 @@ cdef class LoopPipe:
         self.just_sent = 0
         if self.awaited is &self.calling:
             self.awaited = NULL
-        self.direct = current_task(self.loop) is None and not self._nests()
+        self.direct = not self.debugs and current_task(self.loop) is None and not self._nests()
         self.receiving = True
         try:
             self._deliver(received)
