@@ -105,7 +105,7 @@ FAULTS = (
     Fault(
         "block that another thread leaves keeps its permit",
         "_semaphore/callers.py",
-        "            return self.open.popitem()[0]\n",
+        "            permit, entered = self.open.popitem()\n",
         "            return None\n",
         _TESTS + "test_with.py::test_a_block_that_another_caller_leaves_gives_its_permit_back[threads]",
     ),
@@ -150,7 +150,7 @@ FAULTS = (
     Fault(
         "permit of an open block ends with the thread that has entered it",
         "_semaphore/callers.py",
-        "        self.open[permit] = None\n",
+        "        self.open[permit] = entered\n",
         "",
         _TESTS + "test_holding.py::test_the_permit_of_an_open_block_is_not_dropped_with_its_thread_or_task[threads]",
     ),

@@ -11,6 +11,7 @@ release a permit.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import weakref
 from abc import abstractmethod
@@ -26,8 +27,7 @@ class Permits(list[Any]):
     """The permits of one caller, the latest last.
 
     Attributes:
-        entered: those of its `with` blocks, the innermost last. Some may have been released in the block, or left by
-            another caller.
+        entered: those of its `with` blocks, the innermost last. Some may have been released in the block.
         weak: a weak reference to this.
     """
 
@@ -46,11 +46,11 @@ class Callers:
     takes the permit of any open block, so that each block's end gives one permit back, and no block is without one.
 
     Attributes:
-        open: the permits of all open blocks, by the order in which they were entered. They stay until the block is left
-            even if the thread or task that has entered it is gone.
+        open: the permits of all open blocks, by the order in which they were entered, each with the `entered` of its
+            caller. They stay until the block is left even if the thread or task that has entered it is gone.
     """
 
-    open: dict[Any, None]
+    open: dict[Any, list[Any]]
     _generation = -1  # no process's
 
     @abstractmethod
@@ -59,8 +59,9 @@ class Callers:
 
     def enter(self, permit: Any) -> None:
         """Note that the caller has entered a block."""
-        self.mine().entered.append(permit)
-        self.open[permit] = None
+        entered = self.mine().entered
+        entered.append(permit)
+        self.open[permit] = entered
 
     def leave(self) -> Any:
         """The permit of the caller's innermost block, or else of the latest block of another; None: none is open."""
@@ -68,11 +69,14 @@ class Callers:
         try:
             while entered:
                 permit = entered.pop()
-                if self.open.pop(permit, self) is None:  # else another caller has left the block
+                if self.open.pop(permit, None) is not None:  # else another caller has left the block
                     return permit
-            return self.open.popitem()[0]
+            permit, entered = self.open.popitem()
         except (IndexError, KeyError):  # a child that was forked in a block
             return None
+        with contextlib.suppress(ValueError):  # its caller leaves the block, too
+            entered.remove(permit)  # which would keep the permit
+        return permit
 
 
 class ThreadCallers(Callers):

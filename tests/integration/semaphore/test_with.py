@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
 import pickle
-from collections.abc import Callable
+import warnings
+from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ import redislock_fast.asyncio
 from redislock_fast import Handle, LockLostError
 from redislock_fast.server import Server
 from tests.conftest import Connect
+from tests.support.async_helpers import eventually
 from tests.support.helpers import PATIENCE_S, run_script, start, wait_until
 from tests.support.permits import QUEUE, ends_of, held, new_tokens, run_acquire
 from tests.support.waiting import FAR_S, LATE
@@ -167,6 +170,25 @@ def test_a_generator_that_another_thread_closes_gives_its_permit_back(
     for block in blocks:
         start(functools.partial(block.__exit__, None, None, None)).result(PATIENCE_S)
     assert admin.keys() == []
+
+
+@IN_THREADS
+def test_a_generator_that_another_task_closes_gives_its_permit_back(valkey: Server, admin: redis.Redis) -> None:
+    async def hold(semaphore: redislock_fast.asyncio.Semaphore) -> AsyncGenerator[None]:
+        async with semaphore:
+            yield
+
+    async def scenario() -> None:
+        async with redis.asyncio.Redis(port=valkey.port) as client:
+            generator = hold(redislock_fast.asyncio.Semaphore(client, "name", 1, timeout=FAR_S))
+            await anext(generator)
+            assert held(admin) == 1
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)  # nobody may wait while a generator is closed
+                await asyncio.create_task(generator.aclose())
+            await eventually(lambda: not admin.keys(), "it is given back")
+
+    asyncio.run(scenario())
 
 
 # ---- release ----
