@@ -3,6 +3,10 @@
 `REDISLOCK_FAST_IMPLEMENTATION=compiled` or `=python` forces one. Without it, the compiled core is used where all of its
 modules can be imported; otherwise the twin does all the work. `implementation` says which one it is, and a record at
 INFO does when this is imported.
+
+A compiled module is loaded once per process. Where the package is imported anew, after its modules were taken out of
+`sys.modules`, the compiled core still uses the former ones: it tells those alone of a fork, and raises errors that the
+new ones do not know. So it serves the first import only.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ _MODULES = ("forks", "threads", "loop", "resp")
 
 compiled: ModuleType | None = None
 encode = resp_py.encode
+_lack = "there is no compiled core for this interpreter"
 if _wanted != "python":
     try:
         _forks, _threads, _, _resp = (import_module(f"redislock_fast._pipe.{name}") for name in _MODULES)
@@ -34,8 +39,13 @@ if _wanted != "python":
                 "--force-reinstall --no-binary redislock_fast redislock_fast', or in a checkout 'pip install -e .'"
             ) from error
     else:
-        compiled, encode = _threads, _resp.encode
-        fork.count_by(_forks.generation)
+        if _forks.forget_parent is fork.forget_parent:
+            compiled, encode = _threads, _resp.encode
+            fork.count_by(_forks.generation)
+        else:
+            _lack = "the compiled core serves an earlier import of the package in this process"
+            if _wanted == "compiled":
+                raise ImportError(f"REDISLOCK_FAST_IMPLEMENTATION=compiled, but {_lack}")
 
 implementation = "python" if compiled is None else "compiled"
 
@@ -45,5 +55,5 @@ if compiled is not None:
 elif _wanted == "python":
     _text = f"{_slow} REDISLOCK_FAST_IMPLEMENTATION asks for it."
 else:
-    _text = f"{_slow} there is no compiled core for this interpreter."
+    _text = f"{_slow} {_lack}."
 logging.getLogger("redislock_fast").info(_text)

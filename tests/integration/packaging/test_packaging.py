@@ -338,6 +338,58 @@ def valkey_node(valkey: Server) -> Iterator[redis.RedisCluster]:
             yield client
 
 
+# ---- imported anew ----
+
+_ANEW = """
+import os, sys
+import redis, redislock_fast
+
+for name in [name for name in sys.modules if name.partition(".")[0] == "redislock_fast"]:
+    del sys.modules[name]
+former = redislock_fast
+import redislock_fast
+
+address = {{"host": "127.0.0.1", "port": {port}}}
+client, admin = redis.Redis(**address), redis.Redis(**address)
+lock, former_lock = (package.Lock(client, "name", timeout=10) for package in (redislock_fast, former))
+children, told = [], os.pipe()
+for locks in ([lock], [former_lock], [lock, former_lock]):
+    for one in locks:
+        with one:
+            pass
+    child = os.fork()
+    if child == 0:
+        for one in locks:
+            with one:
+                os.write(told[1], one.local.token[:12] + b" ")
+        os._exit(0)
+    children.append(child)
+print(former is not redislock_fast, [os.waitpid(child, 0)[1] for child in children])
+print(len(set(os.read(told[0], 1000).split())))
+admin.execute_command("CLIENT", "PAUSE", 300)
+try:
+    redislock_fast.Lock(client, "name", timeout=10).acquire(blocking_timeout=0.01)
+except redis.TimeoutError:
+    print("TimeoutError")
+"""
+"""Each child takes locks of a package that was imported anew, or of the former one, with tokens of its own."""
+
+
+def test_when_it_is_imported_anew(valkey: Server) -> None:
+    # As tests and reloaders do that put `sys.modules` back.
+    shown = _python(_ANEW.format(port=valkey.port))
+    assert (shown.stdout, shown.stderr) == ("True [0, 0, 0]\n4\nTimeoutError\n", "")
+
+
+def test_a_compiled_core_that_is_demanded_anew_is_an_import_error() -> None:
+    if not _has_extension():
+        pytest.skip("no compiled core here")
+    forget = "import sys; [sys.modules.pop(name) for name in list(sys.modules) if name.startswith('redislock_fast')]"
+    shown = _python(f"{SHOW}; {forget}; {SHOW}", "compiled")
+    assert (shown.returncode, shown.stdout) == (1, "compiled\n")
+    assert "an earlier import" in shown.stderr.splitlines()[-1]
+
+
 # ---- subinterpreters ----
 
 _IN_SUBINTERPRETER = """
