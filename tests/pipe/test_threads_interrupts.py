@@ -20,7 +20,7 @@ import pytest
 from redislock_fast._pipe import resp_py, threads_py
 from redislock_fast._pipe.base import ConnectionBroken, NoReply, Pipe, Reply
 from tests.support.helpers import PATIENCE_S, start, wait_until
-from tests.support.pipes import FOREVER, Peer, python_pipe
+from tests.support.pipes import FOREVER, Peer, new_pair, python_pipe
 
 pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="somebody else traces")
 
@@ -263,3 +263,31 @@ def test_an_heir_that_gives_up_at_any_instruction_hands_on(server: Server) -> No
         assert is_told(lambda: pipe.call((b"ECHO", b"next"), FOREVER)) == b"next"
         assert is_told(lambda: lead.result(PATIENCE_S)) == b"held"  # noqa: B023
     assert number > 20
+
+
+def test_an_heir_that_is_interrupted_before_it_reads_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As greenlets are whose time limits end: each of them may be the heir by then.
+    pipe, peer = new_pair(python_pipe, False)
+    sleep, struck = threads_py.Slot.sleep, threading.Event()
+
+    def sleep_and_be_interrupted(slot: threads_py.Slot, timeout_s: float) -> None:
+        sleep(slot, timeout_s)
+        if slot.is_lead and not struck.is_set():
+            struck.set()
+            raise Interrupted
+
+    monkeypatch.setattr(threads_py.Slot, "sleep", sleep_and_be_interrupted)
+    calls = []
+    for word in (b"lead", b"heir", b"other"):
+        calls.append(start(lambda word=word: pipe.call((b"ECHO", word), FOREVER)))  # type: ignore[misc]
+        assert peer.read() == [[b"ECHO", word]]
+    lead, heir, other = calls
+    peer.answer(b"+lead\r\n")
+    assert lead.result(PATIENCE_S) == b"lead"
+    with pytest.raises(Interrupted):
+        heir.result(PATIENCE_S)
+    peer.answer(b"+heir\r\n+other\r\n")
+    assert other.result(PATIENCE_S) == b"other"
+    assert not pipe.broken
+    pipe.close()
+    peer.sock.close()

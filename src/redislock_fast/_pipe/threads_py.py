@@ -514,8 +514,10 @@ class Pipe:
 
     def _follow(self, slot: Slot, deadline: float | None) -> bool:
         """Sleep until the wait is over, or the caller is made the lead. Returns whether it is the lead."""
+        slot.harmless = True  # also after it was made the lead: it has done nothing yet
         while not slot.is_over:
             if slot.is_lead:
+                slot.harmless = False
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 raise NoReply("no reply in time")
