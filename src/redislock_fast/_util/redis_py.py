@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
@@ -48,6 +49,8 @@ class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # it is a varia
     }
 
 
+_WRAPPED = re.compile(r"^ERR Error running script .*? -([A-Z]+ .*)")
+
 BAD_CREDENTIALS = (AuthenticationError, AuthorizationError)
 """The errors of a server that does not accept the client's user and password: a `ConnectionError`, but no outage."""
 
@@ -77,9 +80,14 @@ class RetryPolicy:
 
 
 def redis_error(text: str) -> RedisError:
-    """The exception that redis-py raises for an error reply."""
+    """The exception that redis-py raises for an error reply.
+
+    Before Redis 7.0 a script wraps the error of the command that failed in it: "... -OOM command ...". The text stays,
+    and the class is the command's.
+    """
     error: RedisError = _Parser.parse_error(text)
-    return error
+    wrapped = _WRAPPED.search(text)
+    return type(_Parser.parse_error(wrapped[1]))(str(error)) if wrapped else error
 
 
 _CONNECTION_ENDED = "the handler is closed"

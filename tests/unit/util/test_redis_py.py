@@ -1,11 +1,13 @@
-"""How often and after which pauses a request is sent again, by the retry policy of redis-py's pool. No server."""
+"""What is made of redis-py's retry policies, and of the texts of errors. No server."""
 
 from __future__ import annotations
 
+import pytest
 from redis.backoff import ConstantBackoff, DecorrelatedJitterBackoff, ExponentialBackoff
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.retry import Retry
 
-from redislock_fast._util.redis_py import RetryPolicy
+from redislock_fast._util.redis_py import RetryPolicy, redis_error
 from tests.support.helpers import once
 
 
@@ -35,3 +37,19 @@ def test_retry_policy_leaves_the_pools_backoff_alone() -> None:
     before = dict(vars(backoff))
     RetryPolicy(Retry(backoff, 3)).delay_s(3)
     assert vars(backoff) == before
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "kind"),
+    [
+        ("-OOM command not allowed when used memory > 'maxmemory'.", OutOfMemoryError),
+        ("-READONLY You can't write against a read only replica.", ReadOnlyError),
+        ("-NOREPLICAS Not enough good replicas to write.", ResponseError),
+        ("attempt to index local 'x' (a nil value) -1", ResponseError),
+    ],
+)
+def test_error_in_a_script_is_of_the_class_of_the_commands_error(wrapped: str, kind: type[Exception]) -> None:
+    text = f"Error running script (call to f_0a): @user_script:16: @user_script: 16: {wrapped}"
+    error = redis_error(f"ERR {text}")
+    assert type(error) is kind
+    assert str(error) == text
