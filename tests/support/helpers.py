@@ -177,6 +177,19 @@ def capabilities_of(server: Server) -> Capabilities:
     return Capabilities(*replies)
 
 
+@contextlib.contextmanager
+def full_disk(server: Server, admin: redis.Redis) -> Iterator[None]:
+    """Have a server refuse all writes meanwhile, since it could not save its data."""
+    (server.folder / "dump.rdb").mkdir(exist_ok=True)  # where the file would have to be
+    admin.config_set("save", "3600 1000000")
+    admin.bgsave()
+    wait_until(lambda: admin.info("persistence")["rdb_last_bgsave_status"] == "err", "the server could not save")
+    try:
+        yield
+    finally:
+        admin.config_set("save", "")
+
+
 def settings_of(lock: Any) -> tuple[Any, ...]:
     """The arguments of the constructor, without the client."""
     return (

@@ -12,7 +12,7 @@ import hiredis
 from redislock_fast._pipe.base import Args, Malformed, Reply
 from redislock_fast._protocol.capabilities import Capabilities, native_release
 from redislock_fast._protocol.keys import queue_keys
-from redislock_fast._protocol.operation import Refused, TokenOperation, is_verdict
+from redislock_fast._protocol.operation import MISCONF, Refused, TokenOperation, is_verdict
 from redislock_fast._protocol.scripts import EXTEND, PASS_ON, REACQUIRE, RELEASE
 from redislock_fast._util.tokens import CONTENDED_FLAG, is_held_with, is_ours, is_permit
 
@@ -22,7 +22,7 @@ HANDED_OVER = 2
 _GOES_ON = 3  # the reply of pass_on.lua that asks for another request
 
 
-_OF_ANY_SET = ("WRONGTYPE", "OOM", "MISCONF")
+_OF_ANY_SET = ("WRONGTYPE", "OOM", MISCONF)
 """The codes of errors that say nothing about the form of a SET."""
 
 
@@ -52,6 +52,7 @@ class Acquire(TokenOperation):
         refused: whether the server has said that the lock is another's, even where its value has not been read yet.
     """
 
+    at_once = MISCONF  # as with redis-py: a disk that is full may stay so
     holder: bytes | None = None
     refused = False
     sent_at = 0.0

@@ -48,7 +48,12 @@ SUBSCRIBED = "allowed in this context"
 _QUOTE = ", with args beginning with"
 """Stands before the arguments in the error for a command that a server does not know."""
 
-_TRY_LATER = frozenset({"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY", NOAUTH})
+MISCONF = "MISCONF"
+"""The code of the error for a write, and for `PING`, on a server that could not save its data to the disk."""
+
+_TRY_LATER = frozenset(
+    {"LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "READONLY", NOAUTH, MISCONF}
+)
 
 
 def without_arguments(text: str) -> str:
@@ -197,6 +202,7 @@ class TokenOperation:
     is_pipeline = False
     uses_queue = False
     of_semaphore = False  # an operation on one permit has a token that says so
+    at_once = ""  # the code of an error that is raised at once, although it means "later"
     claim: Claim | None = None
     first_outcome: FirstOutcome | None = None
     unsettled = False
@@ -260,6 +266,8 @@ class TokenOperation:
         elif code in ("MOVED", "ASK"):
             raise Redirected(text)
         elif later:
+            if later == self.at_once:
+                return later
             raise NotExecuted(later, text)
         elif code == "ERR":
             if SUBSCRIBED in text:

@@ -24,7 +24,7 @@ from redislock_fast._protocol.capabilities import (
     read_greeting,
 )
 from redislock_fast._protocol.identity import introduction
-from redislock_fast._protocol.operation import NotExecuted, later_code
+from redislock_fast._protocol.operation import MISCONF, NotExecuted, later_code
 from redislock_fast._util.tokens import TokenSource
 
 _program: str | None = None
@@ -61,7 +61,7 @@ def take_greeting(pipe: Any, tokens: TokenSource, replies: list[Reply]) -> tuple
     """
     for reply in replies:
         later = later_code(str(reply)) if isinstance(reply, hiredis.ReplyError) else ""
-        if later:
+        if later and later != MISCONF:  # the reply to a PING
             raise NotExecuted(later, str(reply))
     told = replies[-1]
     if len(replies) == len(PING) or (isinstance(told, hiredis.ReplyError) and str(told).startswith("NOPERM")):

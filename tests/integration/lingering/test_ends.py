@@ -23,7 +23,7 @@ from tests.conftest import Connect
 from tests.integration.lingering.test_lingering import LINGERS, SOON_S
 from tests.support.async_helpers import run_in_loop
 from tests.support.forks import InFork
-from tests.support.helpers import PATIENCE_S, in_thread, pause, run_script, wait_until
+from tests.support.helpers import PATIENCE_S, full_disk, in_thread, pause, run_script, wait_until
 from tests.support.holding import Holders
 from tests.support.proxy import Proxy
 from tests.support.waiting import FAR_S, Callers, queue_of
@@ -242,6 +242,18 @@ def test_a_server_that_restarts(holders: Holders, mortal_server: Server, connect
     assert lock.call("acquire", blocking_timeout=PATIENCE_S) is True
     assert connect(mortal_server.port).get("name") is not None
     lock.release()
+
+
+def test_a_key_is_given_back_once_the_disk_is_no_longer_full(
+    holders: Holders, mortal_server: Server, connect: Connect
+) -> None:
+    admin = connect(mortal_server.port)
+    lock = holders.hold(mortal_server.port, **BRIEF)
+    with full_disk(mortal_server, admin):
+        lock.release()
+        wait_until(lambda: admin.info("stats")["total_error_replies"] >= 10, "it was tried again and again")
+        assert admin.exists("name")
+    _until_gone(admin)
 
 
 def test_a_connection_that_is_silent_for_a_while(holders: Holders, valkey: Server, connect: Connect) -> None:

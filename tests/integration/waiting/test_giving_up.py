@@ -34,7 +34,16 @@ from tests.integration.lock.test_asyncio_cancel import cancelled_at, warm_up
 from tests.integration.lock.test_asyncio_loops import new_loop
 from tests.support.async_helpers import AsyncClients, eventually, in_loop, run_in_loop
 from tests.support.forks import InFork
-from tests.support.helpers import PATIENCE_S, in_thread, on_signal, signal_main, signals_handled_by, start, wait_until
+from tests.support.helpers import (
+    PATIENCE_S,
+    full_disk,
+    in_thread,
+    on_signal,
+    signal_main,
+    signals_handled_by,
+    start,
+    wait_until,
+)
 from tests.support.holding import passing
 from tests.support.interrupts import interrupt_when, interrupted_at
 from tests.support.proxy import Proxy
@@ -128,6 +137,20 @@ def test_acquire_without_waiting_makes_one_attempt(
     assert scene.queued() == others
     holder.release()
     assert [answer.result(PATIENCE_S) for answer in answers] == [True] * others
+
+
+@pytest.mark.slow
+def test_a_waiter_whose_time_is_up_while_the_disk_is_full_gets_no_lock_later(mortal_scene: Scene) -> None:
+    scene = mortal_scene
+    holder, waiter = scene.holder(), scene.contender()
+    answer = scene.wait(waiter, blocking_timeout=LONG_S)
+    with full_disk(scene.server, scene.client):
+        with pytest.raises(redis.ResponseError, match="MISCONF"):
+            answer.result(PATIENCE_S)
+        assert scene.queued() == 1
+    wait_until(lambda: scene.queued() == 0, "it has left the queue")
+    holder.release()
+    assert scene.client.keys() == []
 
 
 @pytest.mark.usefixtures("unhurried")

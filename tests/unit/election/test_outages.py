@@ -18,6 +18,7 @@ AWAY = (
     "TRYAGAIN Multiple keys request during rehashing of slot",
     "NOREPLICAS Not enough good replicas to write.",
     "READONLY You can't write against a read only replica.",
+    "MISCONF Redis is configured to save RDB snapshots, but it is currently not able to persist on disk.",
     "ERR Error running script (call to f_0): @user_script:3: -READONLY You can't write against a read only replica.",
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import hiredis
 import pytest
 
@@ -9,9 +11,13 @@ from redislock_fast._pipe.base import Args
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.commands import Acquire, Extend, Reacquire, Release
 from redislock_fast._protocol.operation import NotExecuted, Operation, Redirected, Refused
+from redislock_fast._protocol.permits import ReleasePermit
+from redislock_fast._protocol.queue import LeaveQueue
 from redislock_fast._protocol.scripts import EXTEND, REACQUIRE, RELEASE
 from tests.simulation.model import DELEX_WRONGTYPE, SERVERS, WRONGTYPE
 from tests.unit.protocol.test_commands import KEY, NOSCRIPT, TOKEN, capabilities_of, operations
+
+MISCONF = "MISCONF Valkey is configured to save RDB snapshots, but it's currently unable to persist to disk."
 
 # ---- errors that several operations share ----
 
@@ -56,6 +62,16 @@ def test_errors_that_mean_later(text: str) -> None:
             assert text == str(caught.value)
             assert caught.value.code in text
             assert before == operation.request(capabilities_of(server), 1.0)
+            assert not operation.unsettled
+
+
+@pytest.mark.parametrize("text", [MISCONF, f"ERR Error running script (call to f_0): @user_script: 7: -{MISCONF}"])
+def test_disk_that_is_full_fails_an_acquire_at_once_and_all_else_is_tried_again(text: str) -> None:
+    for server in SERVERS:
+        for operation in [*operations(), LeaveQueue(KEY, TOKEN), ReleasePermit(KEY, TOKEN, None)]:
+            operation.request(capabilities_of(server), 1.0)
+            with pytest.raises(Refused if isinstance(operation, Acquire) else NotExecuted, match=re.escape(text)):
+                operation.feed(hiredis.ReplyError(text), capabilities_of(server))
             assert not operation.unsettled
 
 

@@ -92,10 +92,11 @@ def test_connection_that_breaks_meanwhile_is_noticed_later() -> None:
     assert ending is not None
 
 
-def test_connection_to_a_server_that_is_asked_for_nothing_has_no_identifier_of_its_own() -> None:
+@pytest.mark.parametrize("reply", [b"PONG", hiredis.ReplyError("MISCONF unable to save")], ids=["pong", "full disk"])
+def test_connection_to_a_server_that_is_asked_for_nothing_has_no_identifier_of_its_own(reply: Reply) -> None:
     pipe, tokens = Pipe(), TokenSource()
     assert [(b"PING",)] == first_requests(tokens, greets=False)
-    capabilities, ending = take_greeting(pipe, tokens, [b"PONG"])
+    capabilities, ending = take_greeting(pipe, tokens, [reply])
     assert (False, None, []) == (capabilities.queues, ending, pipe.posted)
     assert not is_of_connection(tokens.identifier)
 
