@@ -121,7 +121,10 @@ async def hold_nested(client, name, within):
             nest_asyncio.apply()
         loop = asyncio.get_running_loop()
         names = [loop.run_until_complete(hold(client, "inner"))]
-        return names + loop.run_until_complete(asyncio.gather(hold(client, "one"), hold(client, "two")))
+        names += loop.run_until_complete(asyncio.gather(hold(client, "one"), hold(client, "two")))
+        for _ in range(100):  # the loop's own iteration, not patched yet, runs as many callbacks as it had begun with
+            loop.call_soon(int)
+        return names
 
 async def main(port, within):
     client = redis.asyncio.Redis(port=port)

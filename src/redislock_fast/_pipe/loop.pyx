@@ -409,6 +409,8 @@ cdef class LoopPipe:
             self.heard = now
             if self.delivering and self._nests():  # since this step
                 self.delivering = self.direct = False
+                self.transport.pause_reading()   # the handle of the present call cannot be run within itself
+                self.transport.resume_reading()
                 self._step()
             if not self.delivering:
                 self._write()
