@@ -141,9 +141,9 @@ def use_foreign(uses: Uses) -> None:
 
 
 def use_renewal(uses: Uses) -> None:
-    with uses.lock(timeout=1, auto_renew=True):
-        uses.admin.pexpire(NAME, 800)
-        wait_until(lambda: uses.admin.pttl(NAME) > 800 or denied(uses.admin), "it is renewed")
+    with uses.lock(auto_renew=True):
+        uses.admin.pexpire(NAME, 2_500)
+        wait_until(lambda: uses.admin.pttl(NAME) > 2_500 or denied(uses.admin), "it is renewed")
 
 
 def use_batch(uses: Uses) -> None:
