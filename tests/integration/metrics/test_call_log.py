@@ -89,7 +89,7 @@ def test_error_is_logged_by_its_class(our_lock: Any, valkey_client: redis.Redis,
 
 
 def test_renewal_is_logged(our_lock: Any, valkey_client: redis.Redis, log: pytest.LogCaptureFixture) -> None:
-    with our_lock(valkey_client, "name", timeout=0.3, auto_renew=True):
+    with our_lock(valkey_client, "name", timeout=1.5, auto_renew=True):
         renewed = f"renewed 'name' in T ms, token id {token_id_of_holder(valkey_client)}"
         wait_until(lambda: renewed in texts(log), "it is renewed")
 
