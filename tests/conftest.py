@@ -37,6 +37,7 @@ from tests.support.async_helpers import (
 )
 from tests.support.clusters import Cluster, Place
 from tests.support.forks import in_fork  # noqa: F401  # as above
+from tests.support.garbage import pytest_collection_finish, without_earlier_tests  # noqa: F401  # as above
 from tests.support.helpers import (
     CLASSES,
     MODULES,
@@ -53,7 +54,6 @@ from tests.support.running import runs  # noqa: F401  # as above
 from tests.support.scenes import holder, mortal_scene, scene, valkey_scene  # noqa: F401  # as above
 from tests.support.selection import (  # noqa: F401  # pytest finds hooks by name
     pytest_addoption,
-    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
 )

@@ -9,7 +9,6 @@ Tests that are named one by one (`file.py::test`) always run.
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -56,9 +55,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=left_out)
     out = set(left_out)
     items[:] = [item for item in items if item not in out]
-
-
-def pytest_collection_finish() -> None:
-    """Keep all tests out of later garbage collections, of which many tests need one: it takes 0.2 s with them."""
-    gc.collect()
-    gc.freeze()
