@@ -5,12 +5,13 @@ Rules: nothing here asserts what a lock should do.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import signal
 import sys
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,8 @@ _BATCH = ("acquisition.py", "held.py", "plan.py", "watching.py")
 _TRACED = ("locker.py", *(f"_batch/{name}" for name in _BATCH), "_protocol/pipeline.py")
 
 
-def _paths(names: Iterable[str]) -> set[str]:
+@functools.cache
+def _paths(names: tuple[str, ...]) -> set[str]:
     """The paths of these files. Each must be there: no test would notice that it traces a file that has moved."""
     paths = {PACKAGE / name for name in names}
     assert [path for path in paths if not path.is_file()] == []

@@ -20,7 +20,7 @@ SHORT_S = 0.8
 """A limit that is to be reached; not so short that a server which answers does not."""
 
 
-def clients_of(fleet: Iterable[Server], **options: Any) -> list[redis.Redis]:
+def clients_of(fleet: Iterable[Listening], **options: Any) -> list[redis.Redis]:
     """A client of each server."""
     return [redis.Redis(port=server.port, **options) for server in fleet]
 
@@ -61,25 +61,38 @@ class Listening(Protocol):
         """Where it listens."""
 
 
+class Onlooker:
+    """Looks at a key on several servers, as often as it is asked, by clients of its own."""
+
+    def __init__(self, fleet: Iterable[Listening]) -> None:
+        self._clients: list[Any] = clients_of(fleet)
+
+    def values(self, name: str = "name") -> list[bytes | None]:
+        """The value at the key, by server."""
+        return [client.get(name) for client in self._clients]
+
+    def close(self) -> None:
+        """Close the clients."""
+        for client in self._clients:
+            client.close()
+
+
 def values(fleet: Iterable[Listening], name: str = "name") -> list[bytes | None]:
     """The value at the key, by server."""
-    found = []
-    for server in fleet:
-        with redis.Redis(port=server.port) as client:
-            found.append(client.get(name))
-    return found
+    with contextlib.closing(Onlooker(fleet)) as onlooker:
+        return onlooker.values(name)
 
 
 def wait_until_free(fleet: Iterable[Listening]) -> None:
     """Return once no server has the key: a majority is enough for an operation to end."""
-    servers = list(fleet)
-    wait_until(lambda: not any(values(servers)), "the key is gone everywhere")
+    with contextlib.closing(Onlooker(fleet)) as onlooker:
+        wait_until(lambda: not any(onlooker.values()), "the key is gone everywhere")
 
 
 def wait_until_held(fleet: Iterable[Server]) -> None:
     """Return once all servers have the key."""
-    servers = list(fleet)
-    wait_until(lambda: all(values(servers)), "the key is there everywhere")
+    with contextlib.closing(Onlooker(fleet)) as onlooker:
+        wait_until(lambda: all(onlooker.values()), "the key is there everywhere")
 
 
 def believes_no_more_than_is_true(lock: Any, fleet: Iterable[Server]) -> bool:

@@ -36,7 +36,7 @@ from tests.support.interrupts import (
     skip_what_a_loop_takes,
 )
 from tests.support.proxy import Proxy
-from tests.support.redlock import LIMIT_S, Listening, values, wait_until_free
+from tests.support.redlock import LIMIT_S, Listening, Onlooker
 from tests.support.transports import clean_up, give_no_grace, is_idle, queue_at_once, threads_inside
 from tests.support.waiting import queued
 
@@ -111,7 +111,7 @@ class World(ABC):
     """
 
     def __init__(self, servers: Sequence[Listening]) -> None:
-        self._servers = servers
+        self._onlooker = Onlooker(servers)
 
     @abstractmethod
     def lock(self, **settings: Any) -> Any:
@@ -141,9 +141,9 @@ class World(ABC):
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Return once the condition is true, and let what is under way go on meanwhile."""
 
-    @abstractmethod
     def close(self) -> None:
         """Close the clients."""
+        self._onlooker.close()
 
 
 class ThreadWorld(World):
@@ -176,12 +176,13 @@ class ThreadWorld(World):
         return call()
 
     def until_free(self) -> None:
-        wait_until_free(self._servers)
+        wait_until(lambda: not any(self._onlooker.values()), "nothing is left")
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         wait_until(condition, what)
 
     def close(self) -> None:
+        super().close()
         for client in self._clients:
             client.close()
 
@@ -242,7 +243,7 @@ class LoopWorld(World):
                 return
 
     def until_free(self) -> None:
-        self.until(lambda: not any(values(self._servers)) and len(asyncio.all_tasks()) == 1, "nothing is left")
+        self.until(lambda: not any(self._onlooker.values()) and len(asyncio.all_tasks()) == 1, "nothing is left")
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         task = self.loop.create_task(eventually(condition, what))
@@ -250,6 +251,7 @@ class LoopWorld(World):
         task.result()
 
     def close(self) -> None:
+        super().close()
         for client in self._clients:
             self.loop.run_until_complete(client.aclose())
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
