@@ -25,6 +25,7 @@ from redislock_fast._pipe.base import NOT_ASKED, Args, Malformed, Reply
 from redislock_fast._protocol.capabilities import Capabilities
 from redislock_fast._protocol.keys import permit_keys, queue_keys
 from redislock_fast._protocol.scripts import FOR_PERMITS, Script
+from redislock_fast._util.redis_py import command_error
 from redislock_fast._util.tokens import is_permit
 
 if TYPE_CHECKING:
@@ -62,13 +63,9 @@ def without_arguments(text: str) -> str:
 
 
 def later_code(text: str) -> str:
-    """The code of an error by which a server says "not executed, try later"; empty for any other error.
-
-    Before Redis 7.0 a script wraps the error of the command that failed in it: "... -READONLY You ...".
-    """
-    words = text.split()
-    codes = (*words[:1], *(word[1:] for word in words if word.startswith("-")))
-    return next((code for code in codes if code in _TRY_LATER), "")
+    """The code of an error by which a server says "not executed, try later"; empty for any other error."""
+    code = command_error(text).partition(" ")[0]
+    return code if code in _TRY_LATER else ""
 
 
 class NotExecuted(Exception):

@@ -49,7 +49,7 @@ class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # it is a varia
     }
 
 
-_WRAPPED = re.compile(r"^ERR Error running script .*? -([A-Z]+ .*)")
+_WRAPPED = re.compile(r"^(?:ERR )?Error running script .*? -([A-Z]+ .*)")
 
 BAD_CREDENTIALS = (AuthenticationError, AuthorizationError)
 """The errors of a server that does not accept the client's user and password: a `ConnectionError`, but no outage."""
@@ -80,14 +80,19 @@ class RetryPolicy:
 
 
 def redis_error(text: str) -> RedisError:
-    """The exception that redis-py raises for an error reply.
-
-    Before Redis 7.0 a script wraps the error of the command that failed in it: "... -OOM command ...". The text stays,
-    and the class is the command's.
-    """
+    """The exception that redis-py raises for an error reply, in the class of `command_error`. The text stays."""
     error: RedisError = _Parser.parse_error(text)
+    cause = command_error(text)
+    return error if cause is text else type(_Parser.parse_error(cause))(str(error))
+
+
+def command_error(text: str) -> str:
+    """The error of the command that failed, where it failed in a script; any other error as it is.
+
+    Before Redis 7.0 a script wraps it: "ERR Error running script ...: -OOM command ...".
+    """
     wrapped = _WRAPPED.search(text)
-    return type(_Parser.parse_error(wrapped[1]))(str(error)) if wrapped else error
+    return wrapped[1] if wrapped else text
 
 
 _CONNECTION_ENDED = "the handler is closed"
