@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -279,7 +280,7 @@ def test_an_heir_that_is_interrupted_before_it_reads_breaks_nothing(monkeypatch:
     monkeypatch.setattr(threads_py.Slot, "sleep", sleep_and_be_interrupted)
     calls = []
     for word in (b"lead", b"heir", b"other"):
-        calls.append(start(lambda word=word: pipe.call((b"ECHO", word), FOREVER)))  # type: ignore[misc]
+        calls.append(start(partial(pipe.call, (b"ECHO", word), FOREVER)))
         assert peer.read() == [[b"ECHO", word]]
     lead, heir, other = calls
     peer.answer(b"+lead\r\n")

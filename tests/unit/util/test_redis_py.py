@@ -1,4 +1,4 @@
-"""What is made of redis-py's retry policies, and of the texts of errors. No server."""
+"""The pauses by the retry policies of redis-py's pools, and the classes of errors by their texts. No server."""
 
 from __future__ import annotations
 
